@@ -110,12 +110,16 @@ class GatingRules:
 
     def steady(self, samples: Sequence[Sample]) -> bool:
         """Whether the limits of these series are the same at every step until something is judged."""
-        return not self._engine.mutes and not any(
-            series.warming or series.every > 1
-            for sample in samples
-            for state, _ in self._gates(sample)
-            for series in (_series(state, sample),)
-        )
+        if self._engine.mutes:
+            return False
+        for sample in samples:
+            for state, constant in self._gates(sample):
+                if constant is not None:
+                    continue
+                series = _series(state, sample)
+                if series.warming or series.every > 1:
+                    return False
+        return True
 
     def _gates(self, sample: Sample) -> list[tuple[CauseState, Limit | None]]:
         """The rules that gate on one series, with their limits where these never change."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf, sqrt
+from operator import mul
 from typing import Any
 
 from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
@@ -127,18 +128,18 @@ class MomentsWindow:
     """The last ``size`` values with their mean, updated in constant time.
 
     Sums are kept relative to a shift near the data, and taken afresh once per ``size`` values, so
-    that rounding errors neither cancel nor pile up.
+    that rounding errors neither cancel nor pile up. Who pushes many values in a row may write :meth:`push` out.
 
     :param with_std: keep the standard deviation (with n - 1; 0.0 for fewer than two values) up to date as well.
     """
 
-    __slots__ = ("_shift", "_squares", "_sum", "_until_fresh", "_with_std", "mean", "size", "std", "values")
+    __slots__ = ("_with_std", "mean", "shift", "size", "squares", "std", "sum", "until_fresh", "values")
 
     def __init__(self, size: int, *, with_std: bool = False) -> None:
         self.size = size
         self._with_std = with_std
-        self._sum = self._squares = 0.0
-        self._until_fresh = size
+        self.sum = self.squares = 0.0
+        self.until_fresh = size
         self.mean = self.std = 0.0
         self.fill(())
 
@@ -149,10 +150,10 @@ class MomentsWindow:
         values = self.values
         n = len(values)
         if not n:
-            self._shift = value
-        shift = self._shift
+            self.shift = value
+        shift = self.shift
         shifted = value - shift
-        total, squares = self._sum + shifted, self._squares + shifted * shifted
+        total, squares = self.sum + shifted, self.squares + shifted * shifted
         values.append(value)
         if n == self.size:
             shifted = values.popleft() - shift
@@ -160,11 +161,11 @@ class MomentsWindow:
             squares -= shifted * shifted
         else:
             n += 1
-        self._sum, self._squares = total, squares
+        self.sum, self.squares = total, squares
         # Each subtraction of what left loses some bits: sums are taken afresh before that shows.
-        until = self._until_fresh = self._until_fresh - 1
+        until = self.until_fresh = self.until_fresh - 1
         if until <= 0:
-            self._refresh()
+            self.refresh()
             return
         self.mean = shift + total / n
         if self._with_std:
@@ -173,32 +174,32 @@ class MomentsWindow:
 
     def fill(self, values: Iterable[float]) -> None:
         self.values: deque[float] = deque(list(values)[-self.size :])
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         n = len(self.values)
-        self._shift = sum(self.values) / n if n else 0.0
-        shifted = [v - self._shift for v in self.values]
-        self._sum = sum(shifted)
-        self._squares = sum(v * v for v in shifted)
-        self._until_fresh = self.size
+        self.shift = sum(self.values) / n if n else 0.0
+        shifted = [v - self.shift for v in self.values]
+        self.sum = sum(shifted)
+        self.squares = sum(map(mul, shifted, shifted))
+        self.until_fresh = self.size
         self._describe()
 
     def _describe(self) -> None:
-        n, total = len(self.values), self._sum
-        self.mean = self._shift + total / n if n else 0.0
-        variance = (self._squares - total * total / n) / (n - 1) if n > 1 else 0.0
+        n, total = len(self.values), self.sum
+        self.mean = self.shift + total / n if n else 0.0
+        variance = (self.squares - total * total / n) / (n - 1) if n > 1 else 0.0
         self.std = sqrt(variance) if variance > 0.0 else 0.0
 
     def state(self) -> Any:
         """The sums as well as the values: a restored window must round like the old one."""
-        return [list(self.values), self._shift, self._sum, self._squares, self._until_fresh]
+        return [list(self.values), self.shift, self.sum, self.squares, self.until_fresh]
 
     def restore(self, state: Any) -> None:
         values, shift, total, squares, until_fresh = state
         self.values = deque(float(v) for v in values)
-        self._shift, self._sum, self._squares = float(shift), float(total), float(squares)
-        self._until_fresh = int(until_fresh)
+        self.shift, self.sum, self.squares = float(shift), float(total), float(squares)
+        self.until_fresh = int(until_fresh)
         self._describe()
 
 

@@ -62,23 +62,47 @@ class ZScore:
         self._streak: list[float] = []
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
-        window, plain = self._window, self._learning.plain
+        window, learning, streak = self._window, self._learning, self._streak
+        held, size = window.values, window.size
+        plain, exact = learning.plain, learning.breaches.exact
+        low, high = learning.breaches.healthy.low, learning.breaches.healthy.high
         found: Found = ()
         for value in values:
             score: float | None = None
-            n = len(window.values)
+            n = len(held)
             if n >= self._min_samples:
                 mean = self.normal = window.mean
                 scale, floor = window.std, FLOOR * abs(mean)
                 scale = (scale if scale > floor else floor) * widening(n)
                 score = (value - mean) / scale if scale > 0.0 else _in_scales(value - mean, scale)
-            if plain:
-                window.push(value)
+            if plain or (not streak and (score is None or (exact and low <= score <= high))):
+                # `MomentsWindow.push` written out: a call for each sample of each rule is most of what it costs.
+                if not n:
+                    window.shift = value
+                shift = window.shift
+                shifted = value - shift
+                total, squares = window.sum + shifted, window.squares + shifted * shifted
+                held.append(value)
+                if n == size:
+                    shifted = held.popleft() - shift
+                    total -= shifted
+                    squares -= shifted * shifted
+                else:
+                    n += 1
+                window.sum, window.squares = total, squares
+                window.until_fresh -= 1
+                if window.until_fresh <= 0:
+                    window.refresh()
+                else:
+                    window.mean = shift + total / n
+                    variance = (squares - total * total / n) / (n - 1) if n > 1 else 0.0
+                    window.std = sqrt(variance) if variance > 0.0 else 0.0
             else:
                 # By the score before the value is learnt: its own outlier must not widen the scale that judges it.
-                learnt, afresh = self._learning.admit(value, score, self._streak, self.bound)
+                learnt, afresh = learning.admit(value, score, streak, self.bound)
                 if afresh:
                     window.fill(learnt)
+                    held = window.values
                 else:
                     for one in learnt:
                         window.push(one)

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
@@ -90,10 +90,10 @@ class StepOrderProbe:
         labels, step = optimizer_labels(event.optimizer_index), event.step
         samples: list[Sample] = []
         if event.row is None:
-            if self._losses:
-                self._note(order, event.optimizer)
-            if len(order.reused) == UPDATES and "updates.reused" in demand.due_now:
-                samples.append(_reused(sum(order.reused), step, labels))
+            row, model = StepRow(step, event.optimizer_index), cast(Any, event.model)  # nobody looks at it
+            self.look(row, Update(model, demand, event.optimizer, event.optimizer_index))
+            if self.name in row.found:
+                samples.append(_reused(row.found[self.name], step, labels))
         else:
             self.events_from = demand.next_due(("grads.cleared",), step)
         if order.armed:
@@ -117,11 +117,30 @@ class StepOrderProbe:
         order = self._orders.get(row.optimizer_index)
         if order is None:
             order = self._orders[row.optimizer_index] = _Order()
-        self._losses += len(row.passes)
-        if self._losses:
-            self._note(order, update.optimizer)
-            if len(order.reused) == UPDATES and "updates.reused" in update.demand.due_now:
-                row.found[self.name] = sum(order.reused)
+        losses = self._losses = self._losses + len(row.passes)
+        if not losses:
+            return
+        # Whether the update applies the gradients of the one before once more.
+        gradient: Any = None
+        for group in update.optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    break
+            if gradient is not None:
+                break
+        reused = order.reused
+        if gradient is None:
+            order.losses, order.version = losses, -1
+            reused.append(False)
+        else:
+            version, known = gradient._version, order.gradient() is gradient
+            reused.append(known and order.losses == losses and order.version == version)
+            order.losses, order.version = losses, version
+            if not known:
+                order.gradient = weakref.ref(gradient)
+        if len(reused) == UPDATES and "updates.reused" in update.demand.due_now:
+            row.found[self.name] = sum(reused)
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made = []
@@ -131,26 +150,6 @@ class StepOrderProbe:
                 sample.time = row.update_time
                 made.append(sample)
         return made
-
-    def _note(self, order: _Order, optimizer: Any) -> None:
-        """Whether an update applies the gradients of the one before once more."""
-        gradient: Any = None
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    break
-            if gradient is not None:
-                break
-        if gradient is None:
-            order.losses, order.version = self._losses, -1
-            order.reused.append(False)
-            return
-        version, known = gradient._version, order.gradient() is gradient
-        order.reused.append(known and order.losses == self._losses and order.version == version)
-        order.losses, order.version = self._losses, version
-        if not known:
-            order.gradient = weakref.ref(gradient)
 
     def _arm(self, order: _Order, params: Sequence[Any]) -> None:
         few = sorted(params, key=_SIZE)[:TENSORS]

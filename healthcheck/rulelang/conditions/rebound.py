@@ -214,8 +214,13 @@ class Rebound(UnboundedScorer):
         level, since = self._best * ratio, self._count // 2
         # Few samples, such as one of each epoch, are means over many batches: none of them is of easy or hard ones.
         many = 2 * self._recent.size >= self._smooth and self._dense_since <= since
-        if many and sum(peak >= level and at > since for peak, at in self._peaks) >= STRETCHES:
-            return False
+        if many:
+            came_back = 0
+            for peak, at in self._peaks:
+                if peak >= level and at > since:
+                    came_back += 1
+            if came_back >= STRETCHES:
+                return False
         if not self._sigmas:
             return True
         known = self._noise.known

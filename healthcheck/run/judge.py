@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 from healthcheck.core.errors import StopTraining
@@ -49,6 +49,8 @@ _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
 _SAMPLES = itemgetter(1)
 """Of a moment."""
+_VALUE, _TIME = attrgetter("value"), attrgetter("time")
+"""Of a sample."""
 _END = ""
 """The metric of the mark behind all samples of a step: no sample has it."""
 _HANGS = 1.0
@@ -276,9 +278,9 @@ class Judge:
         self._pending += mailbox.drain() if wait else mailbox.ready()
         before = None if wait else getattr(mailbox, "oldest", None)
         rows = self.rows(before)
-        if before is not None and rows and all(type(sample.value) is float for sample in rows):
+        if before is not None and rows and {*map(type, map(_VALUE, rows))} == {float}:
             # Complete, and older than all that is under way: they need not queue behind it.
-            self._pending[:0] = [*rows, Sample(_END, rows[-1].step, 0.0, time=max(sample.time for sample in rows))]
+            self._pending[:0] = [*rows, Sample(_END, rows[-1].step, 0.0, time=max(map(_TIME, rows)))]
         else:
             self.waiting += rows
         if self.waiting or whole:

@@ -159,10 +159,15 @@ def test_short_steps_are_judged_together_in_the_order_in_which_they_came(bench: 
     assert at.found == [(["loss-high"], EventKind.STEP_END)]
 
 
-def test_a_step_of_a_block_costs_no_call_where_nobody_listens_to_single_steps(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
+def test_a_step_of_a_block_costs_no_call_where_nobody_listens_to_single_steps(
+    bench: Callable[..., Bench], late: bool
+) -> None:
     def calls(steps: int) -> int:
-        at, counted = bench(), 0
+        at, counted = bench(["norm"]), 0
         first = long_ago(at)
+        if late:  # a number of the next step is still on the device
+            at.box.post(first + steps, [Sample("norm", first + steps, OnDevice(1.0))])
         at.dispatch.compile_reports([])
 
         def rows(before: int | None) -> list[Sample]:

@@ -15,6 +15,9 @@ from typing import Any
 from healthcheck.core.events import ModelView
 from healthcheck.core.protocols import Demand
 
+_NUMBERS = ("loss", "norm", "grad_norm", "loss_scale")
+"""What may still be on a device, beside the flags of :attr:`StepRow.held_back`."""
+
 
 def _nothing() -> None:
     return None
@@ -94,8 +97,10 @@ class StepRow:
 
     def arrived(self) -> None:
         """What has come from a device by now is a float from now on: who asks for it has less to do."""
-        self.loss, self.norm, self.grad_norm = _float(self.loss), _float(self.norm), _float(self.grad_norm)
-        self.loss_scale = _float(self.loss_scale)
+        for name in _NUMBERS:
+            number = getattr(self, name)
+            if type(number) is not float and getattr(number, "here", False):
+                setattr(self, name, number.value())
         if self.held_back is not None:
             self.held_back = {index: _float(flag) for index, flag in self.held_back.items()}
 

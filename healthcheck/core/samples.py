@@ -151,11 +151,15 @@ EVALUATED = ("eval.", "val.", "test.")
 """How the names of results of an evaluation begin."""
 
 
-def arrived(samples: Iterable[Sample]) -> Iterator[Sample]:
+def arrived(samples: Iterable[Sample]) -> list[Sample]:
     """With numbers where they had deferred ones that have arrived since; without those that turn out to have none."""
+    found = []
     for sample in samples:
-        late = getattr(sample.value, "value", None)
-        if late is not None:
-            sample.value = late()
-        if sample.value is not None:
-            yield sample
+        if type(sample.value) is not float:
+            late = getattr(sample.value, "value", None)
+            if late is not None:
+                sample.value = late()
+            if sample.value is None:
+                continue
+        found.append(sample)
+    return found

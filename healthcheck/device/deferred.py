@@ -160,7 +160,7 @@ class DeviceVector:
         that they are there.
     """
 
-    __slots__ = ("_begin", "_fetch", "_page", "own_page", "size", "slots", "tensor")
+    __slots__ = ("_begin", "_fetch", "_owner", "_page", "own_page", "size", "slots", "tensor")
 
     def __init__(self, tensor: Tensor, slots: Slots | None = None, own_page: Any = None) -> None:
         self.tensor: Tensor | None = tensor
@@ -168,6 +168,8 @@ class DeviceVector:
         self.own_page: Any = own_page
         self.size = int(tensor.numel())
         self._page: Sequence[float] | None = None
+        self._owner: Any = None
+        """Whose memory that is: it is used again once nobody holds it."""
         self._begin = 0
         self._fetch: Callable[[], object] | None = None
 
@@ -181,7 +183,7 @@ class DeviceVector:
 
     def __getitem__(self, position: int) -> Deferred:
         """One element, as a deferred number."""
-        return _Element(self, position)
+        return Element(self, position)
 
     def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
         """As of a deferred number."""
@@ -189,11 +191,14 @@ class DeviceVector:
 
     def number(self, position: int) -> float:
         """One element; waits for the device if it has not arrived."""
-        return float(self._there()[self._begin + position])
+        page = self._page
+        return float((self._there() if page is None else page)[self._begin + position])
 
     def numbers(self) -> Sequence[float]:
         """All elements; waits for the device if they have not arrived."""
-        page = self._there()
+        page = self._page
+        if page is None:
+            page = self._there()
         return page[self._begin : self._begin + self.size]
 
     def _there(self) -> Sequence[float]:
@@ -218,11 +223,12 @@ class DeviceVector:
 
     def arrived(self, page: Sequence[float], begin: int) -> None:
         """The elements stand in ``page`` from ``begin`` on."""
-        self._page, self._begin = page, begin
+        # Numbers are read from plain memory where there is some: a call less for each that is asked for.
+        self._page, self._owner, self._begin = getattr(page, "numbers", page), page, begin
         self.tensor = self.slots = self.own_page = self._fetch = None
 
 
-class _Element(Deferred):
+class Element(Deferred):
     """One element of a vector, by its position."""
 
     __slots__ = ("position", "vector")
@@ -233,10 +239,12 @@ class _Element(Deferred):
 
     @property
     def here(self) -> bool:  # type: ignore[override]
-        return self.vector.here
+        return self.vector._page is not None
 
     def value(self) -> float:
-        return self.vector.number(self.position)
+        vector = self.vector
+        page = vector._page  # as `DeviceVector.number` does, at one call less for each that is asked for
+        return vector.number(self.position) if page is None else float(page[vector._begin + self.position])
 
     def on_device(self) -> Any:
         tensor = self.vector.tensor

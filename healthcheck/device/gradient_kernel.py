@@ -354,7 +354,7 @@ class GradientTable:
         """Where the numbers go that nobody reads."""
         self._pages: list[tuple[Any, Any, int]] = []
         self._all_aligned = all(self._aligned)
-        self._stream = _raw_stream(self.device)
+        self._stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self._left = torch.cuda.current_stream(self.device)
         """The stream of the last launch. An ``ExternalStream`` of address 0 would be another than the default one."""
         self._fixed = [
@@ -397,8 +397,28 @@ class GradientTable:
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._measure(addresses, final, loss, given, limits)
-        return self._measure(addresses, final, loss, given, limits)
+                return self.measure(addresses, final=final, loss=loss, given=given, limits=limits)
+        self._get_ready(addresses)
+        if limits is not None and limits != self._known_limits:
+            self._known_limits = limits
+            self._limits.copy_(torch.tensor(limits, dtype=torch.float64, pin_memory=True), non_blocking=True)
+        scalars = self._no_scalars
+        if loss is not None:
+            scalars = loss.data_ptr(), SCALARS[loss.dtype], *scalars[2:]
+        if given is not None:
+            scalars = *scalars[:2], given.data_ptr(), SCALARS[given.dtype]
+        table = self._new_table()
+        page: Page | None = None
+        if final:
+            page = Page(self._pages, table.size)
+            table.own_page = page
+        if self._direct:
+            target = self._result if page is None else page.address
+            for launch, constants in self._direct:
+                launch(self._stream, *self._fixed, self._result, target, *scalars, 0, 0, *constants)
+        else:
+            self._launch(table.tensor, table.tensor if page is None else page.tensor, scalars, 0, 0)
+        return table
 
     def reads(self, scalar: Any) -> bool:
         """Whether :meth:`measure` can take this tensor of one element as a loss or a norm."""
@@ -428,7 +448,7 @@ class GradientTable:
 
     def _get_ready(self, addresses: list[int]) -> None:
         """On the stream that is current, with these addresses on the device."""
-        stream = _raw_stream(self.device)
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         if stream != self._stream:
             # The scratch memory of the step before may still be in use on the stream that was left.
             current = torch.cuda.current_stream(self.device)
@@ -436,31 +456,6 @@ class GradientTable:
             self._stream, self._left = stream, current
         if addresses is not self._known and addresses != self._known:
             self._upload(addresses)
-
-    def _measure(
-        self, addresses: list[int], final: bool, loss: Any, given: Any, limits: tuple[float, ...] | None
-    ) -> DeviceVector:
-        self._get_ready(addresses)
-        if limits is not None and limits != self._known_limits:
-            self._known_limits = limits
-            self._limits.copy_(torch.tensor(limits, dtype=torch.float64, pin_memory=True), non_blocking=True)
-        scalars = self._no_scalars
-        if loss is not None:
-            scalars = loss.data_ptr(), SCALARS[loss.dtype], *scalars[2:]
-        if given is not None:
-            scalars = *scalars[:2], given.data_ptr(), SCALARS[given.dtype]
-        table = self._new_table()
-        page: Page | None = None
-        if final:
-            page = Page(self._pages, table.size)
-            table.own_page = page
-        if self._direct:
-            target = self._result if page is None else page.address
-            for launch, constants in self._direct:
-                launch(self._stream, *self._fixed, self._result, target, *scalars, 0, 0, *constants)
-        else:
-            self._launch(table.tensor, table.tensor if page is None else page.tensor, scalars, 0, 0)
-        return table
 
     def _launch(self, result: Any, page: Any, scalars: tuple[int, ...], step: int, unread: int) -> None:
         """Triton's own way; what it has compiled is launched directly from then on, where that is known to work."""
@@ -511,7 +506,3 @@ class GradientTable:
         staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
         ctypes.memmove(staging.data_ptr(), array("q", ordered).tobytes(), 8 * self.count)
         self._addresses.copy_(staging, non_blocking=True)
-
-
-def _raw_stream(device: Any) -> int:
-    return int(torch._C._cuda_getCurrentRawStream(device.index))

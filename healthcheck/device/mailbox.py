@@ -9,13 +9,14 @@ step in :data:`READ_EVERY` is read.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from healthcheck.core.samples import Sample
 from healthcheck.device import shortcuts, tensors
-from healthcheck.device.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Slots, number
+from healthcheck.device.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Element, Slots, number
 
 READ_EVERY = 10
 """Steps between two reads on devices where every read is a wait."""
@@ -24,6 +25,8 @@ MAX_IN_FLIGHT = 128
 replays CUDA graphs) gives up the device values of a step rather than wait, and counts them:
 :attr:`StepMailbox.dropped`."""
 
+_EVENT = operator.attrgetter("event")
+_IS_DONE = operator.methodcaller("query")
 _FEW = 4
 """Up to so many scalars are written one by one; more are stacked by type first."""
 
@@ -71,6 +74,10 @@ class StepMailbox:
             self._sort_out(self._held_step, ())
         return bool(self._held)
 
+    def receive(self) -> None:
+        if self._under_way:
+            self._open_arrived()
+
     def ready(self) -> list[Sample]:
         if self._under_way:
             self._open_arrived()
@@ -96,8 +103,15 @@ class StepMailbox:
         transfers: dict[int, Transfer] = {}
         asked: dict[int, bool] = {}
         held, self._held = self._held, []
-        for late_number in held:
-            _add(transfers, late_number.leaves(), asked)
+        known: set[int] = set()
+        for given in held:
+            # Nearly always a vector and numbers of it, which would all be asked for the same.
+            leaf = given.vector if type(given) is Element else given if type(given) is DeviceVector else None
+            if leaf is None:
+                _add(transfers, given.leaves(), asked)
+            elif id(leaf) not in known:
+                known.add(id(leaf))
+                _add(transfers, (leaf,), asked)
         for sample in samples:
             value = sample.value
             if type(value) is not float:
@@ -133,7 +147,7 @@ class StepMailbox:
 
     def _open_arrived(self) -> None:
         under_way = self._under_way
-        while under_way and under_way[0].done():
+        while under_way and all(map(_IS_DONE, map(_EVENT, under_way[0].transfers))):
             post = under_way.popleft()
             for transfer in post.transfers:
                 self._memory.receive(transfer)
@@ -151,9 +165,6 @@ class _Post:
         self.samples = samples
         self.late = bool(late)
         self.transfers = transfers
-
-    def done(self) -> bool:
-        return all(transfer.event.query() for transfer in self.transfers)
 
 
 def _calculated(samples: Iterable[Sample]) -> list[Sample]:
@@ -292,12 +303,8 @@ class PinnedMemory:
         device = transfer.device
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self._send(torch, transfer)
-        else:
-            self._send(torch, transfer)
-
-    def _send(self, torch: Any, transfer: Transfer) -> None:
-        device = transfer.device
+                self.send(transfer)
+            return
         raw = torch._C._cuda_getCurrentRawStream(device)
         known = self._streams.get(device)
         if known is None or known[0] != raw:
@@ -305,16 +312,15 @@ class PinnedMemory:
             if known is not None:
                 stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
             known = self._streams[device] = (raw, stream)
-        begin, page = self._copy(torch, raw, transfer)
+        # What the device writes to the host itself needs no copy.
+        begin, page = self._copy(torch, raw, transfer) if transfer.vectors or transfer.tensors else (0, None)
         events = self._events.setdefault(device, [])
         event = events.pop() if events else torch.cuda.Event()
         event.record(known[1])
         transfer.sent(page, begin, event)
 
     def _copy(self, torch: Any, stream: int, transfer: Transfer) -> tuple[int, Any]:
-        """Where vectors begin on the page that everything is copied to; no page where nothing is to be copied."""
-        if not transfer.vectors and not transfer.tensors:
-            return 0, None
+        """Where vectors begin on the page that everything is copied to."""
         slots = self._own_slots(torch, transfer.device)
         if not transfer.vectors:
             # The plain way is below; the driver's copy saves most of its host time.

@@ -20,7 +20,7 @@ from healthcheck.core.rows import Update
 from healthcheck.core.runinfo import weak
 from healthcheck.device import tensors
 from healthcheck.device.between import WORDS
-from healthcheck.device.deferred import DeviceScalar, DeviceVector, numbers
+from healthcheck.device.deferred import DeviceScalar, DeviceVector, Element, numbers
 from healthcheck.device.tensors import (
     ADDRESS,
     GRADIENT,
@@ -80,7 +80,7 @@ class GradientStats:
         self.fields = fields
         self.lengths = lengths or []
         self.numbers = numbers
-        self.norm: Any = numbers[0]
+        self.norm: Any = numbers[0] if type(numbers) is list else Element(numbers, 0)  # type: ignore[arg-type]
         """L2 norm of all gradients together: a float or a deferred number."""
         self.nonfinite: Any = None
         """Elements that are not finite, where they were counted beside the numbers: a tensor."""
@@ -204,27 +204,28 @@ class GradientPass:
             return GradientStats(
                 self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths
             )
-        scalar, norm = self._read(loss), self._read(given)
+        scalar = self._read(loss) if type(loss) is DeviceScalar else None
+        norm = self._read(given) if type(given) is DeviceScalar else None
         table = self._table.measure(addresses, loss=scalar, given=norm, limits=limits)
         stats = GradientStats(
             self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=table
         )
         at = self._table.at_loss
         if scalar is not None:
-            stats.loss = table[at]
+            stats.loss = Element(table, at)
         if norm is not None:
-            stats.given = table[at + 1]
+            stats.given = Element(table, at + 1)
         if (
             limits is not None
             and (scalar is not None or loss is None or limits[:2] == _ANY)
             and (norm is not None or given is None)
         ):
-            stats.breach = self._table.flag, table[at + 2]
+            stats.breach = self._table.flag, Element(table, at + 2)
         return stats
 
-    def _read(self, number: Any) -> Any:
-        """The tensor of a deferred number that the kernel can read; None of any other."""
-        tensor = number.tensor if type(number) is DeviceScalar else None
+    def _read(self, number: DeviceScalar) -> Any:
+        """The tensor of a number that the kernel can read; None of any other."""
+        tensor = number.tensor
         return tensor if tensor is not None and self._table.reads(tensor) else None
 
     def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:

@@ -69,6 +69,9 @@ class Mailbox(Protocol):
     def send(self) -> bool:
         """Start the copies of what is held: the step is over, and nothing was posted. Returns whether some is still held."""
 
+    def receive(self) -> None:
+        """Have the numbers that have arrived. Never waits."""
+
     def ready(self) -> list[Sample]:
         """Samples whose values have arrived, oldest first, as numbers. Never waits."""
 

@@ -159,6 +159,7 @@ class Session:
         share, keep = self.settings.get("overhead_budget"), acting_metrics(rules.causes)
         self.budget = OverheadBudget(share, demand=self.demand, board=self.board, keep=keep)
         self.dispatch.changed, self.judge.rows = self._listeners_changed, self.board.take_rows
+        self.board.receive = mailbox.receive
         self._listeners_changed()
         self._failed_plugins = 0
         self._configure()

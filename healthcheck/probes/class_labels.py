@@ -139,6 +139,7 @@ class LabelOrderProbe(CloserLooks):
     """
 
     name = "label-order"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (

@@ -34,6 +34,7 @@ class DataDriftProbe(CloserLooks):
     """
 
     name = "data-drift"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     provides: tuple[Metric, ...] = (
         Metric(

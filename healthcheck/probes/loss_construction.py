@@ -317,6 +317,7 @@ class AdvantageProbe(CloserLooks):
     """
 
     name = "advantages"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (

@@ -49,6 +49,8 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
 )
 _CALM = {_PREDICTIONS: (0.01, math.inf), _EMBEDDINGS: (0.03, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
 """Values between which each is many times away from what the packs' rules name."""
+_CLOSELY = dict.fromkeys(_KEYS, LOOK_EVERY) | {_CLASS: 5}
+"""Steps between two looks while its values are not: the first number of its rules' ``every``."""
 _EMBEDDED = {
     "Cdist": "x1",
     "EuclideanDist": "x1",
@@ -130,7 +132,7 @@ class PredictionProbe(CloserLooks):
         for key, at in self._look_at.items():
             if step < at:
                 continue
-            if key in demand.due_now or (at and not step % LOOK_EVERY and not self._calm.get(key, True)):
+            if key in demand.due_now or (at and not step % _CLOSELY[key] and not self._calm.get(key, True)):
                 due.add(key)
             else:
                 self._look_at[key] = demand.next_due((key,), step)
@@ -151,7 +153,7 @@ class PredictionProbe(CloserLooks):
             if key not in self._shown:
                 at = max(at, ask_again(step))
             elif not self._calm.get(key, True):
-                at = min(at, next_look(step))
+                at = min(at, next_look(step, _CLOSELY[key]))
             self._look_at[key] = at
         self.rests_until = min(self._look_at.values())
         return samples

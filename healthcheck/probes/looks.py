@@ -41,6 +41,12 @@ def ask_again(step: int) -> int:
     return next_look(step, LOOK_EVERY, LOOK_SELDOM)
 
 
+def spread_over_ranks(value: Any) -> bool:
+    """Whether what is calculated of a tensor may be exchanged between ranks: then all of them have to look in the same steps,
+    whatever each has seen and when."""
+    return not isinstance(value, float) and type(value).__name__ not in ("Tensor", "Parameter")
+
+
 class CloserLooks:
     """What probes share that look where their metrics are due, and sooner while what they see is near what rules name.
 
@@ -77,7 +83,7 @@ class CloserLooks:
     def rest(self, demand: Demand, keys: Sequence[str], *, calm: bool) -> None:
         """Until the next look.
 
-        :param calm: what was seen is far from what rules name.
+        :param calm: what was seen is far from what rules name, or ranks have to look together (:func:`spread_over_ranks`).
         """
         self._closer = not calm
         self._until(demand, keys, self._step)

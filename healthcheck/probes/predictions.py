@@ -30,7 +30,7 @@ from healthcheck.probes.graph import (
     signed,
     source_of,
 )
-from healthcheck.probes.looks import LOOK_EVERY, CloserLooks, ask_again, next_look
+from healthcheck.probes.looks import LOOK_EVERY, CloserLooks, ask_again, next_look, spread_over_ranks
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
@@ -147,7 +147,9 @@ class PredictionProbe(CloserLooks):
         samples = []
         for key, values in found.items():
             value = number(values[0]) if len(values) == 1 else _combined(key, values)
-            samples.append(Sample(key, step, calculate(partial(self._note, key), value)))
+            if not spread_over_ranks(values[0]):
+                value = calculate(partial(self._note, key), value)
+            samples.append(Sample(key, step, value))
         for key in due:
             at = demand.next_due((key,), step)
             if key not in self._shown:
@@ -426,7 +428,7 @@ class LatentProbe(CloserLooks):
             self.rest_long(demand, keys)
             return ()
         sample = Sample("latent.kl", step, calculate(self._note, number(value)))
-        self.rest(demand, keys, calm=self._informs)
+        self.rest(demand, keys, calm=self._informs or spread_over_ranks(value))
         return (sample,)
 
     def _note(self, value: float) -> float:

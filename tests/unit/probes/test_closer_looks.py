@@ -13,7 +13,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.engine.lookups import RuleDemand
 from healthcheck.probes.class_labels import LabelOrderProbe
 from healthcheck.probes.data_scale import DataDriftProbe
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import next_look, spread_over_ranks
 from healthcheck.probes.memory import KeptGraphProbe, MemoryProbe
 from healthcheck.probes.output_range import ConstantTargetProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
@@ -75,6 +75,24 @@ def test_answers_that_differ_are_looked_at_seldom_and_closely_once_they_no_longe
 def test_who_asks_for_each_step_gets_each_step() -> None:
     seen = looks(PredictionProbe(), classifier, 240, every=1, settled=1)
     assert between(seen, 202, 240) == list(range(202, 241))
+
+
+class Sharded(torch.Tensor):
+    """As a tensor of several ranks: what is made of it is one as well."""
+
+
+def test_ranks_that_calculate_together_look_in_the_same_steps_whatever_they_see() -> None:
+    assert spread_over_ranks(torch.ones(1).as_subclass(Sharded))
+    assert not spread_over_ranks(torch.ones(1))
+    assert not spread_over_ranks(nn.Parameter(torch.ones(1)))
+
+    def sorted_by_class(step: int) -> Any:
+        return classifier(step, labels=torch.full((32,), step // 30 % 4))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("healthcheck.probes.class_labels.spread_over_ranks", lambda value: True)
+        seen = looks(LabelOrderProbe(), sorted_by_class)
+    assert between(seen, 201, 700) == [300, 400, 500, 600, 700]
 
 
 def test_labels_of_one_class_are_counted_closely() -> None:

@@ -12,7 +12,15 @@ from healthcheck.device.deferred import calculate, number, numbers
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, CloserLooks, ask_again, next_look
+from healthcheck.probes.looks import (
+    LOOK_EVERY,
+    LOOK_SELDOM,
+    LOOK_SETTLED,
+    CloserLooks,
+    ask_again,
+    next_look,
+    spread_over_ranks,
+)
 
 FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
@@ -139,6 +147,7 @@ class LabelOrderProbe(CloserLooks):
     """
 
     name = "label-order"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -172,7 +181,7 @@ class LabelOrderProbe(CloserLooks):
 
         ends = numbers(torch.stack(labels.detach().aminmax()).double())
         sample = Sample("targets.one_label", event.step, calculate(self._is_sorted, ends))
-        self.rest(demand, keys, calm=self._mixed)
+        self.rest(demand, keys, calm=self._mixed or spread_over_ranks(labels))
         return (sample,)
 
     def _is_sorted(self, ends: Any) -> float:
@@ -240,7 +249,7 @@ class RareLabelProbe(CloserLooks):
                 answers, labels = saved(node, "self"), saved(node, "target")
                 if is_tensor(answers) and is_tensor(labels) and answers.shape == labels.shape and labels.dim():
                     samples = self._samples(answers.detach(), labels.detach(), kind, step)
-                    self.rest(demand, _KEYS, calm=self._predicts)
+                    self.rest(demand, _KEYS, calm=self._predicts or spread_over_ranks(answers))
                     return samples
         self.rest_long(demand, _KEYS)
         return ()

@@ -15,7 +15,7 @@ from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import kind_of, kinds_behind, regression_targets, saved
-from healthcheck.probes.looks import CloserLooks, ask_again, next_look
+from healthcheck.probes.looks import CloserLooks, ask_again, next_look, spread_over_ranks
 
 FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
@@ -34,6 +34,7 @@ class DataDriftProbe(CloserLooks):
     """
 
     name = "data-drift"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -74,7 +75,8 @@ class DataDriftProbe(CloserLooks):
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
         ]
-        self.rest(demand, keys, calm=all(self._alike.get(key, False) for key, _ in found))
+        together = any(spread_over_ranks(values) for _, values in found)
+        self.rest(demand, keys, calm=together or all(self._alike.get(key, False) for key, _ in found))
         return samples
 
     def _drift(self, key: str, size: float) -> float | None:

@@ -41,6 +41,12 @@ def ask_again(step: int) -> int:
     return next_look(step, LOOK_EVERY, LOOK_SELDOM)
 
 
+def spread_over_ranks(value: Any) -> bool:
+    """Whether what is calculated of a tensor may be exchanged between ranks: then all of them have to look in the same steps,
+    whatever each has seen and when."""
+    return not isinstance(value, float) and type(value).__name__ not in ("Tensor", "Parameter")
+
+
 class CloserLooks:
     """What probes share that look where their metrics are due, and sooner while what they see is near what rules name.
 
@@ -50,11 +56,13 @@ class CloserLooks:
 
     rests_for_all = True
     """One look a step, whose loss or memory it is."""
+    closely = LOOK_EVERY
+    """Steps between two looks while values are near: the first number of its rules' ``every``."""
 
     def __init__(self) -> None:
         self.rests_until = 0
         self._closer = False
-        """Whether a look is wanted at each multiple of :data:`LOOK_EVERY`, due or not."""
+        """Whether a look is wanted at each multiple of :attr:`closely`, due or not."""
         self._step = 0
         """Of the last look."""
 
@@ -66,7 +74,7 @@ class CloserLooks:
         step = event.step
         if step < self.rests_until or step == self._step:
             return False
-        if demand.next_due(keys, step - 1) != step and not (self._closer and not step % LOOK_EVERY):
+        if demand.next_due(keys, step - 1) != step and not (self._closer and not step % self.closely):
             self._until(demand, keys, step)
             return False
         self._step = step
@@ -75,7 +83,7 @@ class CloserLooks:
     def rest(self, demand: Demand, keys: Sequence[str], *, calm: bool) -> None:
         """Until the next look.
 
-        :param calm: what was seen is far from what rules name.
+        :param calm: what was seen is far from what rules name, or ranks have to look together (:func:`spread_over_ranks`).
         """
         self._closer = not calm
         self._until(demand, keys, self._step)
@@ -87,7 +95,7 @@ class CloserLooks:
 
     def _until(self, demand: Demand, keys: Sequence[str], step: int) -> None:
         due = demand.next_due(keys, step)
-        self.rests_until = min(due, next_look(step)) if self._closer else due
+        self.rests_until = min(due, next_look(step, self.closely)) if self._closer else due
 
 
 PAUSE = 1000

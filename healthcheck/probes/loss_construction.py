@@ -35,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, CloserLooks, GraphProbe
+from healthcheck.probes.looks import PAUSE, CloserLooks, GraphProbe, spread_over_ranks
 from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, products_of_each_with_each, shape_mistakes
 
@@ -317,6 +317,7 @@ class AdvantageProbe(CloserLooks):
     """
 
     name = "advantages"
+    closely = 5
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -344,7 +345,7 @@ class AdvantageProbe(CloserLooks):
         ]
         if not weighed:
             if self._shown:  # losses of several kinds take turns
-                self.rest(demand, keys, calm=self._teaches)
+                self.rest(demand, keys, calm=True)
             else:
                 self.rest_long(demand, keys)
             return ()
@@ -352,7 +353,7 @@ class AdvantageProbe(CloserLooks):
         found = [number((weights == 0).all()) for weights in weighed]
         facts = {"advantages": f"{max(weights.numel() for weights in weighed):,} in this batch, all 0"}
         sample = Sample("advantages.zero", step, calculate(self._note, smallest(found)), detail=lambda: facts)
-        self.rest(demand, keys, calm=self._teaches)
+        self.rest(demand, keys, calm=self._teaches or any(map(spread_over_ranks, weighed)))
         return (sample,)
 
     def _note(self, zero: float) -> float:

@@ -29,7 +29,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import CloserLooks, GraphProbe
+from healthcheck.probes.looks import CloserLooks, GraphProbe, spread_over_ranks
 
 LOOKS = (2, 50, 200, 350, 1000, 3000)
 """Backward passes whose graph is looked at: a few dozen nodes and a few reductions each time."""
@@ -268,7 +268,7 @@ class ClassWeightProbe(CloserLooks):
                 weights, counts = (numbers(part) for part in given)
                 judged = calculate(partial(self._judge, weights, counts), number(given[1].sum()))
                 detail = partial(self._facts, weights)
-                self.rest(demand, keys, calm=self._right)
+                self.rest(demand, keys, calm=self._right or spread_over_ranks(given[1]))
                 return (Sample("loss.weights_inverted", step, judged, detail=detail),)
         self._looks += 1
         self.rest_long(demand, keys)

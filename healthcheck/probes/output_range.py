@@ -15,7 +15,7 @@ from healthcheck.device.deferred import calculate, largest, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import DISTANCES, kind_of, near, past_neutral, regression_targets, saved, source_of
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphProbe, ask_again
+from healthcheck.probes.looks import GraphProbe, ask_again, spread_over_ranks
 
 LOOKS = (3, 50, 200, 1000)
 """Backward passes whose graph is looked at, a few dozen nodes each time."""
@@ -216,7 +216,7 @@ class ConstantTargetProbe:
             return 0.0 if self._differ else count
 
         value = calculate(constant, number(low), number(high))
-        if self._differ:  # and for good: the two ends never come nearer
+        if self._differ and not spread_over_ranks(low):  # and for good: the two ends never come nearer
             self.rests_until = sys.maxsize
         return (Sample("targets.constant", event.step, value, detail=lambda: place),)
 

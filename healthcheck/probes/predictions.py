@@ -30,7 +30,7 @@ from healthcheck.probes.graph import (
     signed,
     source_of,
 )
-from healthcheck.probes.looks import LOOK_EVERY, CloserLooks, ask_again, next_look
+from healthcheck.probes.looks import LOOK_EVERY, CloserLooks, ask_again, next_look, spread_over_ranks
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
@@ -49,6 +49,8 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
 )
 _CALM = {_PREDICTIONS: (0.01, math.inf), _EMBEDDINGS: (0.03, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
 """Values between which each is many times away from what the packs' rules name."""
+_CLOSELY = dict.fromkeys(_KEYS, LOOK_EVERY) | {_CLASS: 5}
+"""Steps between two looks while its values are not: the first number of its rules' ``every``."""
 _EMBEDDED = {
     "Cdist": "x1",
     "EuclideanDist": "x1",
@@ -130,7 +132,7 @@ class PredictionProbe(CloserLooks):
         for key, at in self._look_at.items():
             if step < at:
                 continue
-            if key in demand.due_now or (at and not step % LOOK_EVERY and not self._calm.get(key, True)):
+            if key in demand.due_now or (at and not step % _CLOSELY[key] and not self._calm.get(key, True)):
                 due.add(key)
             else:
                 self._look_at[key] = demand.next_due((key,), step)
@@ -145,13 +147,15 @@ class PredictionProbe(CloserLooks):
         samples = []
         for key, values in found.items():
             value = number(values[0]) if len(values) == 1 else _combined(key, values)
-            samples.append(Sample(key, step, calculate(partial(self._note, key), value)))
+            if not spread_over_ranks(values[0]):
+                value = calculate(partial(self._note, key), value)
+            samples.append(Sample(key, step, value))
         for key in due:
             at = demand.next_due((key,), step)
             if key not in self._shown:
                 at = max(at, ask_again(step))
             elif not self._calm.get(key, True):
-                at = min(at, next_look(step))
+                at = min(at, next_look(step, _CLOSELY[key]))
             self._look_at[key] = at
         self.rests_until = min(self._look_at.values())
         return samples
@@ -424,7 +428,7 @@ class LatentProbe(CloserLooks):
             self.rest_long(demand, keys)
             return ()
         sample = Sample("latent.kl", step, calculate(self._note, number(value)))
-        self.rest(demand, keys, calm=self._informs)
+        self.rest(demand, keys, calm=self._informs or spread_over_ranks(value))
         return (sample,)
 
     def _note(self, value: float) -> float:

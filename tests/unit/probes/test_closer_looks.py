@@ -13,7 +13,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.engine.lookups import RuleDemand
 from healthcheck.probes.class_labels import LabelOrderProbe
 from healthcheck.probes.data_scale import DataDriftProbe
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import next_look, spread_over_ranks
 from healthcheck.probes.memory import KeptGraphProbe, MemoryProbe
 from healthcheck.probes.output_range import ConstantTargetProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
@@ -77,11 +77,29 @@ def test_who_asks_for_each_step_gets_each_step() -> None:
     assert between(seen, 202, 240) == list(range(202, 241))
 
 
+class Sharded(torch.Tensor):
+    """As a tensor of several ranks: what is made of it is one as well."""
+
+
+def test_ranks_that_calculate_together_look_in_the_same_steps_whatever_they_see() -> None:
+    assert spread_over_ranks(torch.ones(1).as_subclass(Sharded))
+    assert not spread_over_ranks(torch.ones(1))
+    assert not spread_over_ranks(nn.Parameter(torch.ones(1)))
+
+    def sorted_by_class(step: int) -> Any:
+        return classifier(step, labels=torch.full((32,), step // 30 % 4))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("healthcheck.probes.class_labels.spread_over_ranks", lambda value: True)
+        seen = looks(LabelOrderProbe(), sorted_by_class)
+    assert between(seen, 201, 700) == [300, 400, 500, 600, 700]
+
+
 def test_labels_of_one_class_are_counted_closely() -> None:
     alike = turns(450, classifier, lambda step: classifier(step, labels=torch.ones(32, dtype=torch.long)))
     seen = looks(PredictionProbe(), alike, 620)
     assert between(seen, 201, 500) == [300, 400, 500]
-    assert between(seen, 501, 620) == list(range(510, 621, 10))
+    assert between(seen, 501, 620) == list(range(505, 621, 5))
 
 
 def test_a_model_that_knows_more_than_frequencies_is_looked_at_seldom() -> None:
@@ -101,7 +119,7 @@ def test_rows_of_several_labels_are_looked_at_seldom_and_sorted_ones_closely() -
 
     seen = looks(LabelOrderProbe(), turns(450, classifier, sorted_by_class))
     assert between(seen, 201, 500) == [300, 400, 500]
-    assert between(seen, 501, 700) == list(range(510, 701, 10))
+    assert between(seen, 501, 700) == list(range(505, 701, 5))
 
 
 def test_targets_that_keep_their_size_are_looked_at_seldom() -> None:
@@ -110,8 +128,8 @@ def test_targets_that_keep_their_size_are_looked_at_seldom() -> None:
 
     seen = looks(DataDriftProbe(), turns(450, regression(1.0), regression(1e-3)))
     assert between(seen, 201, 500) == [300, 400, 500]
-    assert between(seen, 501, 700) == list(range(510, 701, 10))
-    assert seen[530] < 0.01
+    assert between(seen, 501, 700) == list(range(505, 701, 5))
+    assert seen[520] < 0.01
 
 
 def test_a_code_that_says_something_is_looked_at_seldom_and_a_loss_without_one_too() -> None:

@@ -417,7 +417,7 @@ def merged(columns: Sequence[Column], moments: Sequence[Moment]) -> Run:
     for column in columns:
         for place, at in enumerate(column.at):
             entries.append((at, column.sample(moments, place)[0], column.values[place], column.steps[place]))
-    entries.sort(key=lambda entry: entry[:2])
+    entries.sort()  # no two samples have one place in one moment
     return [e[2] for e in entries], [e[3] for e in entries], [e[0] for e in entries]
 
 

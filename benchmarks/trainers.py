@@ -379,6 +379,7 @@ WATCHED = (
 def pairs(name: str, device: str, count: int, steps: int, settings: dict[str, Any]) -> list[tuple[float, float]]:
     """Milliseconds of a step without and with us, for each of so many pairs of processes."""
     here = [__file__, "--alone", name, "--device", device, "--steps", str(steps)]
+    places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     found = []
     for _ in range(count):
         pair = []
@@ -391,7 +392,7 @@ def pairs(name: str, device: str, count: int, steps: int, settings: dict[str, An
                 done = subprocess.run(
                     [sys.executable, *start, *here],
                     cwd=folder,
-                    env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
                     capture_output=True,
                     text=True,
                 )

@@ -412,10 +412,10 @@ def shown(values: list[float]) -> str:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    if "error" in row:
-        return f"| {name} | {row['error']} | | | | | |"
-    watched = shown(row["watched"]) + ("" if row["resolved"] else ", not resolved")
     pair = ", ".join(f"{without:.2f} -> {with_us:.2f}" for without, with_us in row.get("pairs", ())) or "-"
+    if "error" in row:
+        return f"| {name} | {row['error']} | | | | | {pair} |"
+    watched = shown(row["watched"]) + ("" if row["resolved"] else ", not resolved")
     size = f"{row['rounds']} x {row['block']} steps"
     own = f"{row['own']:.1%}"
     return f"| {name} | {row['bound_by']} | {row['step_ms']:.2f} ms, {size} | {shown(row['nothing again'])} | {watched} | {own} | {pair} |"

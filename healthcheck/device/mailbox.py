@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthcheck.core.samples import Sample
+from healthcheck.core.samples import Sample, arrived
 from healthcheck.device import shortcuts, tensors
 from healthcheck.device.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Element, Slots, number
 
@@ -81,8 +81,8 @@ class StepMailbox:
     def ready(self) -> list[Sample]:
         if self._under_way:
             self._open_arrived()
-        arrived, self._arrived = self._arrived, []
-        return arrived
+        given_out, self._arrived = self._arrived, []
+        return given_out
 
     def drain(self) -> list[Sample]:
         self.send()
@@ -91,7 +91,7 @@ class StepMailbox:
                 transfer.event.synchronize()
         unread, self._unread = self._unread, []
         if unread:
-            self._arrived += _calculated(unread)
+            self._arrived += arrived(unread)
         return self.ready()
 
     def _sort_out(self, step: int, samples: Sequence[Sample]) -> None:
@@ -134,7 +134,7 @@ class StepMailbox:
             self._memory.send(transfer)
         # Nothing is late, so nothing needs to queue.
         if not transfers and not self._under_way:
-            self._arrived += _calculated(kept)
+            self._arrived += arrived(kept)
         elif kept or transfers:
             self._under_way.append(_Post(step, kept, late, list(transfers.values())))
             self.oldest = self._under_way[0].step
@@ -151,7 +151,7 @@ class StepMailbox:
             post = under_way.popleft()
             for transfer in post.transfers:
                 self._memory.receive(transfer)
-            self._arrived += _calculated(post.samples) if post.late else post.samples
+            self._arrived += arrived(post.samples) if post.late else post.samples
         self.oldest = under_way[0].step if under_way else self._held_step if self._held else None
 
 
@@ -165,18 +165,6 @@ class _Post:
         self.samples = samples
         self.late = bool(late)
         self.transfers = transfers
-
-
-def _calculated(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples with their numbers, without those that turn out to have none."""
-    found = []
-    for sample in samples:
-        if type(sample.value) is not float:
-            sample.value = sample.value.value()
-            if sample.value is None:
-                continue
-        found.append(sample)
-    return found
 
 
 def _add(transfers: dict[int, Transfer], leaves: Iterable[DeviceScalar | DeviceVector], asked: dict[int, bool]) -> bool:

@@ -121,10 +121,7 @@ def log_probabilities(loss: Any) -> Any:
     result: Any = saved(softmax, "result")
     if result is None or not result.dim():
         return None
-    along = int(softmax._saved_dim)
-    if along >= 2**63:
-        along -= 2**64
-    return result.detach().movedim(along % result.dim(), -1)
+    return result.detach().movedim(dimension(softmax, result.dim()), -1)
 
 
 def dimension(node: Any, of: int) -> int:

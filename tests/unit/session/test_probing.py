@@ -219,28 +219,27 @@ def test_a_probe_that_looks_at_one_of_them_for_all_rests_for_all() -> None:
     assert wanted == [1, 2, 4, 5]
 
 
-def test_a_second_optimizer_ends_a_rest_for_all_that_was_said_of_the_first() -> None:
-    probe = pausing(1, until=50)
-    probe.rests_for_all = True
-    watching = board(probe, a=1)
-    one, two = Optimizer(), Optimizer()
+def train_with_a_second(probe: Listening, since: int) -> None:
+    """Four steps of an optimizer, and from step ``since`` on of a second one."""
+    watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
     for step in range(1, 5):
         watching.begin_step(step)
         watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
-        if step > 2:
+        if step >= since:
             watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
+
+
+def test_a_second_optimizer_ends_a_rest_for_all_that_was_said_of_the_first() -> None:
+    probe = pausing(1, until=50)
+    probe.rests_for_all = True
+    train_with_a_second(probe, since=3)
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 3, 4, 4]
 
 
 def test_who_is_done_for_good_is_not_woken_by_a_second_optimizer_for_longer_than_its_step() -> None:
     probe = pausing(1, until=sys.maxsize)
     probe.rests_for_all = True
-    watching = board(probe, a=1)
-    one, two = Optimizer(), Optimizer()
-    for step in range(1, 5):
-        watching.begin_step(step)
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
+    train_with_a_second(probe, since=1)
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 1]
 
 

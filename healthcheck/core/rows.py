@@ -15,7 +15,7 @@ from typing import Any
 from healthcheck.core.events import ModelView
 from healthcheck.core.protocols import Demand
 
-_NUMBERS = ("loss", "norm", "grad_norm", "loss_scale")
+_NUMBERS = ("loss", "grad_norm", "loss_scale")
 """What may still be on a device, beside the flags of :attr:`StepRow.held_back`."""
 
 
@@ -64,9 +64,9 @@ class StepRow:
     none."""
     lr: Any = None
     """Learning rate, where a framework tells one instead of showing its optimizer."""
-    norm: Any = None
-    """L2 norm of the gradients just before the update, or before the loop clipped them, where a probe has measured it: a
-    float or a deferred number."""
+    norm: float | None = None
+    """L2 norm of the gradients just before the update, or before the loop clipped them, where a probe has measured it and
+    the host knows it."""
     breach: Any = None
     """Of an update with :attr:`Update.limits`: 1 if one of them is broken, else 0. A 0-dim float32 tensor on the device, until
     the next step, and the same as a deferred number. None where nobody has compared them."""
@@ -92,8 +92,11 @@ class StepRow:
     """A weak reference."""
     found: dict[str, Any] = field(default_factory=dict)
     """What probes found in ``look``, by their names."""
+    numbers: Any = None
+    """A vector that a device writes to the host itself, with what it has measured of the update: of this row loss and
+    :attr:`grad_norm` may be among them, and flags of :attr:`held_back`. None once it has arrived."""
     late: list[Any] = field(default_factory=list)
-    """Deferred numbers and vectors of the row that are still on a device: they are sent to the host together."""
+    """Other deferred numbers and vectors of the row that are still on a device: they are sent to the host together."""
 
     def arrived(self) -> None:
         """What has come from a device by now is a float from now on: who asks for it has less to do."""

@@ -24,6 +24,8 @@ from healthcheck.device.tensors import is_tensor, on_host
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from healthcheck.device.pages import OwnPage
+
 
 class Deferred:
     """A number that the host may not know yet.
@@ -108,15 +110,20 @@ class DeviceScalar(Deferred):
     :param tensor: of one element, without a graph.
     """
 
-    __slots__ = ("_fetch", "_index", "_page", "tensor")
+    __slots__ = ("_fetch", "_index", "_page", "position", "tensor", "vector")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
+        self.vector: DeviceVector | None = None
+        """Where a kernel has read it and put it among numbers of its own, at :attr:`position`: it travels with those then."""
+        self.position = 0
         self._page: Any = None
         self._index = 0
         self._fetch: Callable[[], object] | None = None
 
     def value(self) -> float:
+        if self.vector is not None:
+            return self.vector.number(self.position)
         if self._fetch is not None:
             self._fetch()
         if self._page is None:
@@ -126,13 +133,17 @@ class DeviceScalar(Deferred):
 
     @property
     def here(self) -> bool:  # type: ignore[override]
+        if self.vector is not None:
+            return self.vector.here
         return self._page is not None and self._fetch is None
 
     def on_device(self) -> Any:
+        if self.vector is not None:
+            return self.vector.element_on_device(self.position)
         return self.value() if self.tensor is None else self.tensor.reshape(())
 
     def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
-        return (self,)
+        return (self,) if self.vector is None else (self.vector,)
 
     def sent(self, page: Any, index: int, fetch: Callable[[], object]) -> None:
         """It will stand at ``page[index]`` once the copy is done; device memory is let go now, for the reason given at
@@ -156,22 +167,30 @@ class DeviceVector:
     :param tensor: vector on the device.
     :param slots: free places in front of it in the same memory, where it was made with some: scalars of the step are
         written there, and all goes to the host in one copy.
-    :param own_page: pinned memory to which the device writes the same numbers itself: they need no copy, only word
-        that they are there.
+    :param own_page: memory of the host to which the device writes the same numbers itself: nothing is copied, and nobody
+        need be asked whether they are there.
+    :param mark: what stands on that page once they are.
+    :param fetch: waits until they are.
     """
 
-    __slots__ = ("_begin", "_fetch", "_owner", "_page", "own_page", "size", "slots", "tensor")
+    __slots__ = ("__weakref__", "_fetch", "floats", "mark", "own_page", "size", "slots", "tensor")
 
-    def __init__(self, tensor: Tensor, slots: Slots | None = None, own_page: Any = None) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        slots: Slots | None = None,
+        own_page: OwnPage | None = None,
+        mark: int = 0,
+        fetch: Callable[[], object] | None = None,
+    ) -> None:
         self.tensor: Tensor | None = tensor
         self.slots = slots
-        self.own_page: Any = own_page
+        self.own_page = own_page
+        self.mark = mark
         self.size = int(tensor.numel())
-        self._page: Sequence[float] | None = None
-        self._owner: Any = None
-        """Whose memory that is: it is used again once nobody holds it."""
-        self._begin = 0
-        self._fetch: Callable[[], object] | None = None
+        self.floats: list[float] | None = None
+        """Its elements, once they have arrived and somebody has looked."""
+        self._fetch = fetch
 
     def __len__(self) -> int:
         return self.size
@@ -179,7 +198,16 @@ class DeviceVector:
     @property
     def here(self) -> bool:
         """Whether the elements have arrived, so that nobody waits for them."""
-        return self._page is not None
+        return self.floats is not None or self.has_landed()
+
+    def has_landed(self) -> bool:
+        """Take the elements from the page that the device writes itself; False if they are not there yet."""
+        page = self.own_page
+        if page is None or page.mark.value != self.mark:
+            return False
+        self.floats = page.numbers[:]
+        self.tensor = self.slots = self.own_page = self._fetch = None
+        return True
 
     def __getitem__(self, position: int) -> Deferred:
         """One element, as a deferred number."""
@@ -191,24 +219,23 @@ class DeviceVector:
 
     def number(self, position: int) -> float:
         """One element; waits for the device if it has not arrived."""
-        page = self._page
-        return float((self._there() if page is None else page)[self._begin + position])
+        floats = self.floats
+        return (self.numbers() if floats is None else floats)[position]
 
-    def numbers(self) -> Sequence[float]:
+    def numbers(self) -> list[float]:
         """All elements; waits for the device if they have not arrived."""
-        page = self._page
-        if page is None:
-            page = self._there()
-        return page[self._begin : self._begin + self.size]
-
-    def _there(self) -> Sequence[float]:
-        if self._page is None and self._fetch is not None:
+        if self.floats is None and not self.has_landed() and self._fetch is not None:
             self._fetch()
-        if self._page is None:
+        if self.floats is None and not self.has_landed():
             assert self.tensor is not None
-            self._page = self.tensor.detach().flatten().tolist()
+            self.floats = self.tensor.detach().flatten().tolist()
             self.tensor = self.slots = self.own_page = None
-        return self._page
+        assert self.floats is not None
+        return self.floats
+
+    def element_on_device(self, position: int) -> Any:
+        """One element as a 0-dim tensor, or as a float where device memory was let go."""
+        return self.number(position) if self.tensor is None else self.tensor.view(-1)[position]
 
     def sent(self, fetch: Callable[[], object]) -> None:
         """The copy is under way: device memory is let go now, as the script's own kernels would let it go.
@@ -223,9 +250,8 @@ class DeviceVector:
 
     def arrived(self, page: Sequence[float], begin: int) -> None:
         """The elements stand in ``page`` from ``begin`` on."""
-        # Numbers are read from plain memory where there is some: a call less for each that is asked for.
-        self._page, self._owner, self._begin = getattr(page, "numbers", page), page, begin
-        self.tensor = self.slots = self.own_page = self._fetch = None
+        self.floats = list(page[begin : begin + self.size])
+        self.tensor = self.slots = self._fetch = None
 
 
 class Element(Deferred):
@@ -239,16 +265,16 @@ class Element(Deferred):
 
     @property
     def here(self) -> bool:  # type: ignore[override]
-        return self.vector._page is not None
+        vector = self.vector
+        return vector.floats is not None or vector.has_landed()
 
     def value(self) -> float:
         vector = self.vector
-        page = vector._page  # as `DeviceVector.number` does, at one call less for each that is asked for
-        return vector.number(self.position) if page is None else float(page[vector._begin + self.position])
+        floats = vector.floats  # as `DeviceVector.number` does, at one call less for each that is asked for
+        return vector.number(self.position) if floats is None else floats[self.position]
 
     def on_device(self) -> Any:
-        tensor = self.vector.tensor
-        return self.value() if tensor is None else tensor.view(-1)[self.position]
+        return self.vector.element_on_device(self.position)
 
     def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
         return (self.vector,)

@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import operator
+import weakref
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +30,7 @@ import triton.language as tl
 
 from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import SLOTS, DeviceVector, Slots
-from healthcheck.device.mailbox import Page
+from healthcheck.device.pages import OwnPage
 from healthcheck.device.shortcuts import direct_launch
 from healthcheck.device.tensors import dense
 
@@ -80,11 +83,12 @@ def statistics(  # type: ignore[no-untyped-def]
 
     ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
     ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
-    ``result``: float64 ``[5 + 5 * tensors + 3 + 4]``: five totals, then five rows, then the loss, the norm that the loop
+    ``result``: float64 ``[5 + 5 * tensors + 3 + 4 + 1]``: five totals, then five rows, then the loss, the norm that the loop
     has worked out, and whether a limit is broken, then the running words as they were before this step. ``page``: the same
-    in pinned memory of the host, which the device can write: what nobody has to copy costs the host nothing. ``words``:
-    float64 ``[4]``. ``unread``: 1 if nobody reads the result of this ``step``: it goes into the words. Otherwise they are
-    handed out and begin anew.
+    in pinned memory of the host, which the device can write: what nobody has to copy costs the host nothing. The last place
+    is for the mark, an int64 that is written when everything else stands there for the host to see. ``words``: float64
+    ``[4]``. ``unread``: 1 if nobody reads the result of the step whose number ``step`` is: it goes into the words. Otherwise
+    they are handed out and begin anew, and ``step`` is the mark.
 
     ``loss``, ``given``: address of one element of ``loss_type`` and ``given_type`` (:data:`SCALARS`), the second the loop's
     own norm. ``limits``: float64 ``[4]``: what loss and norm must be at least and at most. ``flag``: float32, 1 where one
@@ -258,6 +262,10 @@ def statistics(  # type: ignore[no-untyped-def]
                 tl.store(words + 1, 0.0)
                 tl.store(words + 2, 0.0)
                 tl.store(words + 3, 0.0)
+                # Of all programs, for the whole system: what the host finds behind the mark is complete.
+                tl.debug_barrier()
+                mark = (there + 4).to(tl.pointer_type(tl.int64))
+                tl.atomic_xchg(mark, step.to(tl.int64), sem="release", scope="sys")
             tl.store(arrived + tensors, 0)
 
 
@@ -285,6 +293,16 @@ def usable(tensor: Any) -> bool:
     return not tensor.numel() or dense(tensor)
 
 
+PLACES = 8
+"""Sets of addresses that are kept on the device. Memory that a script frees and allocates again in each step mostly goes round
+between two."""
+_MARKS = itertools.count(1)
+"""Of the launches of this process: no page ever shows a mark that somebody else waits for."""
+_PAGES: dict[int, deque[OwnPage]] = {}
+"""Pages by the numbers they hold, the next one to be used first. Never given back: torch does not know that a kernel may still
+write to one, and would hand it to somebody else."""
+
+
 class GradientTable:
     """What the kernel needs to know of a list of tensors on one device; everything but addresses is constant.
 
@@ -295,6 +313,7 @@ class GradientTable:
     """
 
     fields = FIELDS
+    scalars = SCALARS
 
     def __init__(self, tensors: Sequence[Any], words: Any = None) -> None:
         self.device = tensors[0].device
@@ -335,24 +354,24 @@ class GradientTable:
         self._owners = upload(owners, torch.int32)
         self._partial = torch.empty(5, self._chunks, dtype=torch.float32, device=self.device)
         self._arrived = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
-        self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
         if words is None or words.device != self.device:
             words = torch.zeros(len(WORDS), dtype=torch.float64, device=self.device)
         self.words = words
-        self._known: list[int] = []
+        self.known: list[tuple[list[int], Any, int]] = []
+        """Where these tensors have been: addresses, and the same on the device with the address of that."""
         self._last: DeviceVector | None = None
         self._memory: Any = None
         self._result = 0
         self.at_loss = len(FIELDS) * (self.count + 1)
         """Where in a result the loss stands. Behind it: the norm that was given, and whether a limit is broken."""
         self._size = self.at_loss + 3 + len(WORDS)
+        self._pages = _PAGES.setdefault(self._size, deque([OwnPage(self._size)]))
         self.flag = torch.zeros((), dtype=torch.float32, device=self.device)
         """1 if the last measurement that was given limits broke one of them, else 0."""
         self._limits = torch.empty(4, dtype=torch.float64, device=self.device)
         self._known_limits: tuple[float, ...] = ()
         self._unread: Any = None
         """Where the numbers go that nobody reads."""
-        self._pages: list[tuple[Any, Any, int]] = []
         self._all_aligned = all(self._aligned)
         self._stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self._left = torch.cuda.current_stream(self.device)
@@ -360,7 +379,6 @@ class GradientTable:
         self._fixed = [
             t.data_ptr()
             for t in (
-                self._addresses,
                 self._lengths,
                 self._starts,
                 self._owners,
@@ -377,8 +395,7 @@ class GradientTable:
 
     def measure(
         self,
-        addresses: list[int],
-        *,
+        place: tuple[list[int], Any, int],
         final: bool = True,
         loss: Any = None,
         given: Any = None,
@@ -387,18 +404,20 @@ class GradientTable:
         """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor, then
         ``loss``, ``given`` and 1 if a limit is broken (else 0), then the running words of the steps since the last call.
 
-        :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
-            and alignment must be those that the table was made for: see :meth:`fits`.
-        :param final: whether nobody changes the vector any more; then the device writes it to the host as well.
-        :param loss: of the step, as :meth:`reads` wants it; None: there is none, and the number in its place says nothing.
+        :param place: where the tensors are now: what :meth:`move` gives, one of :attr:`known`.
+        :param final: whether nobody changes the vector any more; then the device writes it to the host itself.
+        :param loss: of the step: one element of a type of :data:`SCALARS` on this device, and as it stands in memory
+            (``is_neg()`` is false). None: there is none, and the number in its place says nothing.
         :param given: the loop's own norm, likewise. It is judged in place of ours, if it is finite.
         :param limits: what loss and norm must be at least and at most: loss, loss, norm, norm. Without them :attr:`flag`
             says nothing.
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self.measure(addresses, final=final, loss=loss, given=given, limits=limits)
-        self._get_ready(addresses)
+                return self.measure(place, final, loss, given, limits)
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if stream != self._stream:
+            self._change_stream(stream)
         if limits is not None and limits != self._known_limits:
             self._known_limits = limits
             self._limits.copy_(torch.tensor(limits, dtype=torch.float64, pin_memory=True), non_blocking=True)
@@ -407,62 +426,87 @@ class GradientTable:
             scalars = loss.data_ptr(), SCALARS[loss.dtype], *scalars[2:]
         if given is not None:
             scalars = *scalars[:2], given.data_ptr(), SCALARS[given.dtype]
-        table = self._new_table()
-        page: Page | None = None
+        last, page, mark = self._last, None, 0
+        if last is not None and last.own_page is not None:
+            last.tensor = None  # whoever wanted it on the device has queued that by now
+        # Memory of the last result is used again, once its copy to the host was queued behind it.
+        if self._memory is None or (last is not None and last.tensor is not None):
+            whole = torch.empty(SLOTS + self._size + 1, dtype=torch.float64, device=self.device)
+            self._memory = whole[SLOTS:-1], Slots(whole[:-1], SLOTS)
+            self._result = self._memory[0].data_ptr()
         if final:
-            page = Page(self._pages, table.size)
-            table.own_page = page
+            pages, mark = self._pages, next(_MARKS)
+            page = pages[0]
+            holder = page.holder()  # as `OwnPage.free` does, at one call less in every step
+            if page.mark.value == page.awaited and (holder is None or holder.own_page is not page):
+                pages.rotate(-1)
+            else:
+                page = self._spare_page()
+            vector = self._last = DeviceVector(self._memory[0], None, page, mark, self._wait)
+            page.awaited, page.holder = mark, weakref.ref(vector)
+        else:
+            vector = self._last = DeviceVector(*self._memory)
         if self._direct:
             target = self._result if page is None else page.address
-            for launch, constants in self._direct:
-                launch(self._stream, *self._fixed, self._result, target, *scalars, 0, 0, *constants)
+            for launch, handles, constants in self._direct:
+                launch(stream, *handles, place[2], *self._fixed, self._result, target, *scalars, mark, 0, *constants)
         else:
-            self._launch(table.tensor, table.tensor if page is None else page.tensor, scalars, 0, 0)
-        return table
+            self._launch(place[1], vector.tensor, vector.tensor if page is None else page.tensor, scalars, mark, 0)
+        return vector
 
-    def reads(self, scalar: Any) -> bool:
-        """Whether :meth:`measure` can take this tensor of one element as a loss or a norm."""
-        return scalar.dtype in SCALARS and scalar.device == self.device and not scalar.is_neg()
+    def _spare_page(self) -> OwnPage:
+        """Another page than the next one, of which somebody may still want the numbers."""
+        pages = self._pages
+        page = next((page for page in pages if page.free), None)
+        if page is None:
+            page = OwnPage(self._size)
+        else:
+            pages.remove(page)
+        pages.append(page)
+        return page
 
-    def keep(self, addresses: list[int], step: int) -> None:
+    def _wait(self) -> None:
+        """Until the last launch is over. (Waiting for the stream would count as a wait of the script.)"""
+        event = torch.cuda.Event()
+        event.record(self._left)
+        event.synchronize()
+
+    def keep(self, place: tuple[list[int], Any, int], step: int) -> None:
         """Measure a step whose numbers nobody reads: what came of it goes into the running words.
 
-        :param addresses: as for :meth:`measure`.
+        :param place: as for :meth:`measure`.
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                self._keep(addresses, step)
+                self._keep(place, step)
         else:
-            self._keep(addresses, step)
+            self._keep(place, step)
 
-    def _keep(self, addresses: list[int], step: int) -> None:
-        self._get_ready(addresses)
-        if self._unread is None:  # the last result may not have left yet
-            self._unread = torch.empty(self._size, dtype=torch.float64, device=self.device)
-        if self._direct:
-            target = self._unread.data_ptr()
-            for launch, constants in self._direct:
-                launch(self._stream, *self._fixed, target, target, *self._no_scalars, step, 1, *constants)
-        else:
-            self._launch(self._unread, self._unread, self._no_scalars, step, 1)
-
-    def _get_ready(self, addresses: list[int]) -> None:
-        """On the stream that is current, with these addresses on the device."""
+    def _keep(self, place: tuple[list[int], Any, int], step: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         if stream != self._stream:
-            # The scratch memory of the step before may still be in use on the stream that was left.
-            current = torch.cuda.current_stream(self.device)
-            current.wait_stream(self._left)
-            self._stream, self._left = stream, current
-        if addresses is not self._known and addresses != self._known:
-            self._upload(addresses)
+            self._change_stream(stream)
+        if self._unread is None:  # the last result may not have left yet
+            self._unread = torch.empty(self._size + 1, dtype=torch.float64, device=self.device)
+        if self._direct:
+            target = self._unread.data_ptr()
+            for launch, handles, constants in self._direct:
+                launch(stream, *handles, place[2], *self._fixed, target, target, *self._no_scalars, step, 1, *constants)
+        else:
+            self._launch(place[1], self._unread, self._unread, self._no_scalars, step, 1)
 
-    def _launch(self, result: Any, page: Any, scalars: tuple[int, ...], step: int, unread: int) -> None:
+    def _change_stream(self, stream: int) -> None:
+        """The scratch memory of the step before may still be in use on the stream that was left."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self._left)
+        self._stream, self._left = stream, current
+
+    def _launch(self, addresses: Any, result: Any, page: Any, scalars: tuple[int, ...], step: int, unread: int) -> None:
         """Triton's own way; what it has compiled is launched directly from then on, where that is known to work."""
         for element, aligned, offset, chunks in self._launches:
             constants = (offset, self.count, self._chunks, element, aligned, CHUNK, TILE_ROWS, TILE_COLUMNS)
             compiled = statistics[(chunks,)](
-                self._addresses,
+                addresses,
                 self._lengths,
                 self._starts,
                 self._owners,
@@ -481,17 +525,7 @@ class GradientTable:
             )
             launch = direct_launch(compiled, chunks)
             if launch is not None:
-                self._direct.append((launch, constants))
-
-    def _new_table(self) -> DeviceVector:
-        """Where the next result goes: memory of the last one, once its copy to the host was queued behind it."""
-        last = self._last
-        if last is None or last.tensor is not None:
-            whole = torch.empty(SLOTS + self._size, dtype=torch.float64, device=self.device)
-            self._memory = (whole[SLOTS:], Slots(whole, SLOTS))
-            self._result = self._memory[0].data_ptr()
-        self._last = DeviceVector(*self._memory)
-        return self._last
+                self._direct.append((*launch, constants))
 
     def fits(self, addresses: list[int]) -> bool:
         """Whether alignments are still those for which the table was made."""
@@ -499,10 +533,25 @@ class GradientTable:
             return not functools.reduce(operator.or_, addresses, 0) & 15
         return [not address & 15 for address in addresses] == self._aligned
 
-    def _upload(self, addresses: list[int]) -> None:
-        self._known = addresses
+    def move(self, addresses: list[int]) -> tuple[list[int], Any, int]:
+        """The tensors are at these addresses now: ``data_ptr()`` of each, in the order of the list given. Lengths, types and
+        alignment must be those that the table was made for: see :meth:`fits`.
+        """
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self.move(addresses)
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if stream != self._stream:
+            self._change_stream(stream)
+        # The least recent place is overwritten behind the last launch that reads it.
+        there = self.known.pop(0)[1] if len(self.known) >= PLACES else None
+        if there is None:
+            there = torch.empty(self.count, dtype=torch.int64, device=self.device)
         ordered = addresses if self.in_order else [addresses[i] for i in self._order]
         # Torch keeps the pinned block until the copy has read it, so it can be let go at once.
         staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
         ctypes.memmove(staging.data_ptr(), array("q", ordered).tobytes(), 8 * self.count)
-        self._addresses.copy_(staging, non_blocking=True)
+        there.copy_(staging, non_blocking=True)
+        place = addresses, there, there.data_ptr()
+        self.known.append(place)
+        return place

@@ -1,22 +1,23 @@
 """From the device to the host without waiting: implements :class:`healthcheck.run.judge.Mailbox`.
 
-Numbers that the host knows are handed on as they come. Those of a CUDA or ROCm device are packed into one vector per
-step and device, copied to pinned memory on the stream that made them, and read when the copy's event says that it is
-done: one or two steps late, and never with a wait on the step path. On other devices every read is a wait; there one
-step in :data:`READ_EVERY` is read.
+Numbers that the host knows are handed on as they come. What a kernel of ours has written to pinned memory itself is read
+once its mark stands there. Other numbers of a CUDA or ROCm device are packed into one vector per step and device, copied to
+pinned memory on the stream that made them, and read when the copy's event says that it is done: one or two steps late, and
+never with a wait on the step path. On other devices every read is a wait; there one step in :data:`READ_EVERY` is read.
 """
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Sample, arrived
 from healthcheck.device import shortcuts, tensors
-from healthcheck.device.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Element, Slots, number
+from healthcheck.device.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Slots, number
+from healthcheck.device.pages import Page
 
 READ_EVERY = 10
 """Steps between two reads on devices where every read is a wait."""
@@ -27,6 +28,7 @@ replays CUDA graphs) gives up the device values of a step rather than wait, and 
 
 _EVENT = operator.attrgetter("event")
 _IS_DONE = operator.methodcaller("query")
+_IS_HERE = operator.attrgetter("here")
 _FEW = 4
 """Up to so many scalars are written one by one; more are stacked by type first."""
 
@@ -42,7 +44,7 @@ class StepMailbox:
         self.dropped = 0
         """Samples given up because more than ``max_in_flight`` posts were under way."""
         self.oldest: int | None = None
-        """Step of the oldest post that waits for a device, None without any."""
+        """The oldest step of which something is still on a device: a post, or one of the rows asked about last. None without any."""
         self._arrived: list[Sample] = []
         self._under_way: deque[_Post] = deque()
         self._unread: list[Sample] = []
@@ -74,9 +76,35 @@ class StepMailbox:
             self._sort_out(self._held_step, ())
         return bool(self._held)
 
-    def receive(self) -> None:
+    def receive(self, rows: Sequence[StepRow]) -> int | None:
         if self._under_way:
             self._open_arrived()
+        first = self._under_way[0].step if self._under_way else self._held_step if self._held else None
+        for row in rows:
+            if first is not None and first <= row.step:
+                break  # nothing overtakes what was sent for before
+            vector = row.numbers
+            if vector is None:
+                continue
+            floats = vector.floats
+            if floats is None:
+                # As `DeviceVector.has_landed` does, at one call less in every step.
+                page = vector.own_page
+                if page.mark.value != vector.mark:
+                    first = row.step
+                    break
+                floats = vector.floats = page.numbers[:]
+                vector.own_page = vector.tensor = vector._fetch = None
+            row.numbers = None
+            loss, norm = row.loss, row.grad_norm
+            if type(loss) is DeviceScalar and loss.vector is vector:
+                row.loss = floats[loss.position]
+            if type(norm) is DeviceScalar and norm.vector is vector:
+                row.grad_norm = floats[norm.position]
+            if row.held_back:
+                row.arrived()
+        self.oldest = first
+        return first
 
     def ready(self) -> list[Sample]:
         if self._under_way:
@@ -89,6 +117,8 @@ class StepMailbox:
         for post in self._under_way:
             for transfer in post.transfers:
                 transfer.event.synchronize()
+            for vector in post.written:
+                vector.numbers()
         unread, self._unread = self._unread, []
         if unread:
             self._arrived += arrived(unread)
@@ -100,18 +130,10 @@ class StepMailbox:
             self._unread_step, self._unread = step, []
         kept: list[Sample] = []
         late: list[Sample] = []
-        transfers: dict[int, Transfer] = {}
-        asked: dict[int, bool] = {}
+        asked = _Asked()
         held, self._held = self._held, []
-        known: set[int] = set()
         for given in held:
-            # Nearly always a vector and numbers of it, which would all be asked for the same.
-            leaf = given.vector if type(given) is Element else given if type(given) is DeviceVector else None
-            if leaf is None:
-                _add(transfers, given.leaves(), asked)
-            elif id(leaf) not in known:
-                known.add(id(leaf))
-                _add(transfers, (leaf,), asked)
+            asked.add(given.leaves())
         for sample in samples:
             value = sample.value
             if type(value) is not float:
@@ -120,34 +142,37 @@ class StepMailbox:
                     if value is None:
                         continue
                 if isinstance(value, Deferred):
-                    if not _add(transfers, value.leaves(), asked) and sample.step % READ_EVERY:
+                    if not asked.add(value.leaves()) and sample.step % READ_EVERY:
                         self._unread.append(sample)
                         continue
                     late.append(sample)
             kept.append(sample)
+        transfers, written = list(asked.transfers.values()), asked.written
         # Rather less data than a wait: the host has run far ahead of its device.
-        if transfers and not held and self._too_many():
+        if (transfers or written) and not held and self._too_many():
             self.dropped += len(late)
             gone = set(map(id, late))
-            kept, late, transfers = [s for s in kept if id(s) not in gone], [], {}
-        for transfer in transfers.values():
+            kept, late, transfers, written = [s for s in kept if id(s) not in gone], [], [], []
+        for transfer in transfers:
             self._memory.send(transfer)
         # Nothing is late, so nothing needs to queue.
-        if not transfers and not self._under_way:
+        if not transfers and not written and not self._under_way:
             self._arrived += arrived(kept)
-        elif kept or transfers:
-            self._under_way.append(_Post(step, kept, late, list(transfers.values())))
+        elif kept or transfers or written:
+            self._under_way.append(_Post(step, kept, late, transfers, written))
             self.oldest = self._under_way[0].step
 
     def _too_many(self) -> bool:
         """Posts without a device value wait only for those before them, and do not count."""
         if len(self._under_way) < self.max_in_flight:
             return False
-        return sum(1 for post in self._under_way if post.transfers) >= self.max_in_flight
+        return sum(1 for post in self._under_way if post.transfers or post.written) >= self.max_in_flight
 
     def _open_arrived(self) -> None:
         under_way = self._under_way
         while under_way and all(map(_IS_DONE, map(_EVENT, under_way[0].transfers))):
+            if not all(map(_IS_HERE, under_way[0].written)):
+                break
             post = under_way.popleft()
             for transfer in post.transfers:
                 self._memory.receive(transfer)
@@ -156,36 +181,59 @@ class StepMailbox:
 
 
 class _Post:
-    """The samples of one call of ``post``, and the transfers that they wait for."""
+    """The samples of one call of ``post``, and what they wait for: transfers, and vectors that a device writes itself."""
 
-    __slots__ = ("late", "samples", "step", "transfers")
+    __slots__ = ("late", "samples", "step", "transfers", "written")
 
-    def __init__(self, step: int, samples: list[Sample], late: list[Sample], transfers: list[Transfer]) -> None:
+    def __init__(
+        self,
+        step: int,
+        samples: list[Sample],
+        late: list[Sample],
+        transfers: list[Transfer],
+        written: list[DeviceVector],
+    ) -> None:
         self.step = step
         self.samples = samples
         self.late = bool(late)
         self.transfers = transfers
+        self.written = written
 
 
-def _add(transfers: dict[int, Transfer], leaves: Iterable[DeviceScalar | DeviceVector], asked: dict[int, bool]) -> bool:
-    """Note what has to be sent from each device; False if one of them would have to be read with a wait.
+class _Asked:
+    """What one post asks devices for."""
 
-    :param asked: the answers for leaves of this post by their id: many samples are made of a few.
-    """
-    for leaf in leaves:
-        sends = asked.get(id(leaf))
-        if sends is None:
-            tensor = leaf.tensor
-            sends = asked[id(leaf)] = tensor is None or tensor.device.type in tensors.PINNED
-            if sends and tensor is not None:  # else it was sent before
-                device = tensor.get_device()
-                transfer = transfers.get(device)
-                if transfer is None:
-                    transfer = transfers[device] = Transfer(device)
-                transfer.add(leaf)
-        if not sends:
-            return False
-    return True
+    __slots__ = ("_answers", "transfers", "written")
+
+    def __init__(self) -> None:
+        self.transfers: dict[int, Transfer] = {}
+        """By device."""
+        self.written: list[DeviceVector] = []
+        """Vectors that their device writes to the host itself."""
+        self._answers: dict[int, bool] = {}
+        """For leaves by their id: many samples are made of a few."""
+
+    def add(self, leaves: Iterable[DeviceScalar | DeviceVector]) -> bool:
+        """Note what has to come; False if some of it would have to be read with a wait."""
+        for leaf in leaves:
+            sends = self._answers.get(id(leaf))
+            if sends is None:
+                tensor = leaf.tensor
+                if type(leaf) is DeviceVector and leaf.own_page is not None:
+                    sends = True
+                    self.written.append(leaf)
+                else:
+                    sends = tensor is None or tensor.device.type in tensors.PINNED
+                    if sends and tensor is not None:  # else it was sent before
+                        device = tensor.get_device()
+                        transfer = self.transfers.get(device)
+                        if transfer is None:
+                            transfer = self.transfers[device] = Transfer(device)
+                        transfer.add(leaf)
+                self._answers[id(leaf)] = sends
+            if not sends:
+                return False
+        return True
 
 
 class Transfer:
@@ -194,15 +242,13 @@ class Transfer:
     No device memory is kept: what was freed is used again in the order of its stream, after the copy.
     """
 
-    __slots__ = ("_places", "_scalars", "_vectors", "device", "event", "page", "tensors", "vectors", "written")
+    __slots__ = ("_places", "_scalars", "_vectors", "device", "event", "page", "tensors", "vectors")
 
     def __init__(self, device: int) -> None:
         self.device = device
         self.tensors: list[Any] = []
         """Scalars, each in its place."""
         self.vectors: list[DeviceVector] = []
-        self.written: list[DeviceVector] = []
-        """Vectors that the device writes to the host itself."""
         self._places: dict[int, int] = {}
         self._scalars: list[tuple[DeviceScalar, int]] = []
         self._vectors: list[tuple[DeviceVector, Any, int]] = []
@@ -217,7 +263,7 @@ class Transfer:
             self._scalars.append((leaf, place))
         elif id(leaf) not in self._places:
             self._places[id(leaf)] = -1
-            (self.vectors if leaf.own_page is None else self.written).append(leaf)
+            self.vectors.append(leaf)
 
     def sent(self, page: Any, begin: int, event: Any) -> None:
         """The copy to ``page`` is under way, scalars first and vectors from ``begin`` on; ``event`` comes behind it."""
@@ -227,10 +273,9 @@ class Transfer:
         for vector in self.vectors:
             self._vectors.append((vector, page, begin))
             begin += vector.size
-        self._vectors += [(vector, vector.own_page, 0) for vector in self.written]
         for vector, _, _ in self._vectors:
             vector.sent(self.wait)
-        self.tensors, self.vectors, self.written = [], [], []
+        self.tensors, self.vectors = [], []
 
     def wait(self) -> None:
         """Have the numbers, even if that takes a wait."""
@@ -238,41 +283,13 @@ class Transfer:
         self.arrived()
 
     def arrived(self) -> None:
-        """The copy is done. Numbers stay on their page: only those that are asked for are read."""
+        """The copy is done. Scalars stay on their page: only those that are asked for are read."""
         scalars, self._scalars = self._scalars, []
         for leaf, _ in scalars:
             leaf.arrived()
         vectors, self._vectors = self._vectors, []
         for vector, page, begin in vectors:
-            vector.arrived(page, begin)
-
-
-class Page:
-    """Pinned memory for ``count`` float64 numbers; used again once nobody can ask for its numbers any more."""
-
-    __slots__ = ("_spare", "address", "numbers", "tensor")
-
-    def __init__(self, spare: list[tuple[Any, Any, int]], count: int) -> None:
-        if spare:
-            self.tensor, self.numbers, self.address = spare.pop()
-        else:
-            import torch
-
-            with torch.inference_mode(False):  # it is used again in training
-                self.tensor = torch.empty(count, dtype=torch.float64, pin_memory=True)
-            self.address = self.tensor.data_ptr()
-            memory: Any = ctypes.c_double * count
-            self.numbers = memory.from_address(self.address)
-        self._spare = spare
-
-    def __del__(self) -> None:
-        self._spare.append((self.tensor, self.numbers, self.address))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.numbers[key]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+            vector.arrived(getattr(page, "numbers", page), begin)
 
 
 class PinnedMemory:
@@ -300,8 +317,7 @@ class PinnedMemory:
             if known is not None:
                 stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
             known = self._streams[device] = (raw, stream)
-        # What the device writes to the host itself needs no copy.
-        begin, page = self._copy(torch, raw, transfer) if transfer.vectors or transfer.tensors else (0, None)
+        begin, page = self._copy(torch, raw, transfer)
         events = self._events.setdefault(device, [])
         event = events.pop() if events else torch.cuda.Event()
         event.record(known[1])

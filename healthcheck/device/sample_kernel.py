@@ -139,7 +139,9 @@ class ElementTable:
             compiled = kernel[(self._count,)](*arguments, num_warps=2)
             _launches[key] = direct_launch(compiled, self._count) or False
         elif known:
-            known(_raw_stream(self.device), *(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments))
+            launch, handles = known
+            given = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+            launch(_raw_stream(self.device), *handles, *given)
         else:
             kernel[(self._count,)](*arguments, num_warps=2)
 

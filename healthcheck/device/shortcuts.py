@@ -147,8 +147,9 @@ def driver_copies() -> DriverCopies | None:
     return None
 
 
-def direct_launch(compiled: Any, programs: int) -> Callable[..., None] | None:
-    """A function ``launch(stream, *arguments)`` for a compiled kernel on so many programs.
+def direct_launch(compiled: Any, programs: int) -> tuple[Callable[..., None], tuple[Any, ...]] | None:
+    """A function for a compiled kernel on so many programs, and what it is given behind the stream:
+    ``launch(stream, *handles, *arguments)``.
 
     Arguments are all those of the kernel in order, tensors as addresses, constants included; ``stream`` is the
     raw handle. None where this Triton is not known to take it so, or no shortcut is wanted. Profilers that hook into
@@ -161,13 +162,10 @@ def direct_launch(compiled: Any, programs: int) -> Callable[..., None] | None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     if version == (3, 6) and all(hasattr(compiled, name) for name in ("run", "function", "packed_metadata")):
         compiled._init_handles()
-        run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-
-        def launch(stream: int, *arguments: Any) -> None:
-            run(programs, 1, 1, stream, function, packed, None, None, None, *arguments)
-
-        return launch
+        # No function of ours in between: it is called in every step.
+        launch = functools.partial(compiled.run, programs, 1, 1)
+        return launch, (compiled.function, compiled.packed_metadata, None, None, None)
     if version > (3, 6) and hasattr(type(compiled), "__getitem__"):
         runner = compiled[(programs, 1, 1)]
-        return lambda stream, *arguments: runner(*arguments, stream=stream)
+        return lambda stream, *arguments: runner(*arguments, stream=stream), ()
     return None

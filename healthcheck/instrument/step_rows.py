@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.core.runinfo import weak
-from healthcheck.device.deferred import Deferred, number
+from healthcheck.device.deferred import Deferred, DeviceScalar, Element, number
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.probes.batches import named_tensors
 
@@ -145,10 +145,10 @@ class StepNotes:
             return True
         if type(loss) is float:
             value: Any = loss
-        elif (
-            getattr(loss, "is_cpu", False) and loss.is_floating_point()
-        ):  # as `number` does, at one call less in every pass
-            value = float(loss)
+        elif getattr(loss, "is_cpu", False) and loss.is_floating_point():
+            value = float(loss)  # as `number` does, at one call less in every pass; so does the next
+        elif getattr(loss, "is_cuda", False) and loss.numel() == 1 and loss.is_floating_point():
+            value = DeviceScalar(loss.detach())
         else:
             value = number(loss)
             if value is None:
@@ -271,7 +271,9 @@ class StepNotes:
     @staticmethod
     def _hold(row: StepRow, held_back: Mapping[int, Any]) -> None:
         flags = row.held_back = {index: number(flag) for index, flag in held_back.items()}
-        row.late += [flag for flag in flags.values() if isinstance(flag, Deferred)]
+        for flag in flags.values():
+            if isinstance(flag, Deferred) and (type(flag) is not Element or flag.vector is not row.numbers):
+                row.late.append(flag)
 
     def close(
         self,
@@ -323,9 +325,11 @@ class StepNotes:
         row.origin, row.over = active.origin, True
         if row.averaged and row.parts > 1:
             row.loss, row.averaged = row.loss / row.parts, False
-        if row.late or isinstance(row.loss, Deferred):
-            if isinstance(row.loss, Deferred):
-                row.late.append(row.loss)
+        loss = row.loss
+        with_others = type(loss) is DeviceScalar and loss.vector is not None and loss.vector is row.numbers
+        if type(loss) is not float and isinstance(loss, Deferred) and not with_others:
+            row.late.append(loss)
+        if row.late:
             session.row_sent(row)
         board.open_row = None
         board.rows.append(row)

@@ -55,10 +55,8 @@ class GradientStats:
         "_columns",
         "breach",
         "fields",
-        "given",
         "indices",
         "lengths",
-        "loss",
         "nonfinite",
         "norm",
         "numbers",
@@ -69,7 +67,6 @@ class GradientStats:
         self,
         indices: Sequence[int],
         numbers: list[float] | DeviceVector,
-        *,
         fields: tuple[str, ...] = ("norm",),
         columns: list[int] | None = None,
         lengths: list[int] | None = None,
@@ -80,14 +77,10 @@ class GradientStats:
         self.fields = fields
         self.lengths = lengths or []
         self.numbers = numbers
-        self.norm: Any = numbers[0] if type(numbers) is list else Element(numbers, 0)  # type: ignore[arg-type]
-        """L2 norm of all gradients together: a float or a deferred number."""
+        self.norm: Any = numbers[0] if type(numbers) is list else None
+        """L2 norm of all gradients together, where the host knows it; :meth:`total` where it need not."""
         self.nonfinite: Any = None
         """Elements that are not finite, where they were counted beside the numbers: a tensor."""
-        self.loss: Any = None
-        """The loss of the step, as a deferred number that needs no copy of its own; None where none was read."""
-        self.given: Any = None
-        """The same of the norm that the loop has worked out itself."""
         self.breach: Any = None
         """As :attr:`healthcheck.core.rows.StepRow.breach`."""
         self._columns = columns
@@ -101,11 +94,9 @@ class GradientStats:
         """Whether there is such a statistic."""
         return field in self.fields
 
-    def arrived(self) -> None:
-        """Numbers that are on the host by now are floats from now on."""
-        if isinstance(self.numbers, DeviceVector):
-            self.numbers = list(self.numbers.numbers())
-            self.norm = self.numbers[0]
+    def total(self) -> Any:
+        """L2 norm of all gradients together: a float or a deferred number."""
+        return self.numbers[0] if self.norm is None else self.norm
 
     def number(self, field: str, k: int | None = None) -> Any:
         """A statistic of the ``k``-th gradient of ``indices``, or of all together: a float or a deferred number."""
@@ -161,7 +152,6 @@ class GradientPass:
         self._lengths: list[int] = []
         self._bytes: list[int] = []
         self._sharded: list[tuple[Any, list[int]]] = []
-        self._known: list[int] = []
         self._every: list[int] = []
         self._same: Any = None
         self._small = False
@@ -188,45 +178,41 @@ class GradientPass:
         count by their coalesced values, complex ones as pairs of reals, sharded ones (DTensor) by their
         local parts, reduced over the ranks that hold them: a collective, so call it on all of them.
         """
-        addresses = self._addresses(params, same, hold)
-        if addresses is None and not self._prepare(params):
+        place = self._place(params, same, hold)
+        if place is None and self._prepare(params):
+            place = self._place(params, same, hold)
+        if place is None:
             return gradient_stats(params)
-        if addresses is None:
-            addresses = self._addresses(params, same, hold)
-            if addresses is None:
-                return gradient_stats(params)
+        table = self._table
         if hold is not None:
             hold.small = self._small
-        columns = None if self._table.in_order else self._table.columns
+        columns = None if table.in_order else table.columns
         if self._sharded:  # what the whole is like is known only when all ranks have met
-            table = self._table.measure(addresses, final=False)
-            _reduce(table.tensor, len(self._table.fields), self._sharded)
-            return GradientStats(
-                self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths
-            )
-        scalar = self._read(loss) if type(loss) is DeviceScalar else None
-        norm = self._read(given) if type(given) is DeviceScalar else None
-        table = self._table.measure(addresses, loss=scalar, given=norm, limits=limits)
-        stats = GradientStats(
-            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=table
-        )
-        at = self._table.at_loss
+            vector = table.measure(place, False)
+            _reduce(vector.tensor, len(table.fields), self._sharded)
+            return GradientStats(self._present, vector, table.fields, columns, self._lengths)
+        kinds, device = table.scalars, table.device
+        scalar = loss.tensor if type(loss) is DeviceScalar else None
+        if scalar is not None and (scalar.dtype not in kinds or scalar.device != device or scalar.is_neg()):
+            scalar = None
+        norm = given.tensor if type(given) is DeviceScalar else None
+        if norm is not None and (norm.dtype not in kinds or norm.device != device or norm.is_neg()):
+            norm = None
+        vector = table.measure(place, True, scalar, norm, limits)
+        stats = GradientStats(self._present, vector, table.fields, columns, self._lengths, vector)
+        # The same numbers, which travel with those of the gradients. Their own memory is let go, as the loop lets it go.
+        at = table.at_loss
         if scalar is not None:
-            stats.loss = Element(table, at)
+            loss.vector, loss.position, loss.tensor = vector, at, None
         if norm is not None:
-            stats.given = Element(table, at + 1)
+            given.vector, given.position, given.tensor = vector, at + 1, None
         if (
             limits is not None
             and (scalar is not None or loss is None or limits[:2] == _ANY)
             and (norm is not None or given is None)
         ):
-            stats.breach = self._table.flag, Element(table, at + 2)
+            stats.breach = table.flag, Element(vector, at + 2)
         return stats
-
-    def _read(self, number: DeviceScalar) -> Any:
-        """The tensor of a number that the kernel can read; None of any other."""
-        tensor = number.tensor
-        return tensor if tensor is not None and self._table.reads(tensor) else None
 
     def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:
         """Measure a step whose numbers nobody reads; the next :meth:`measure` says what it was like, with others like it.
@@ -236,23 +222,24 @@ class GradientPass:
         """
         if self._table is None or self._sharded:
             return False
-        addresses = self._addresses(params, same, None)
-        if addresses is None and not (self._prepare(params) and not self._sharded):
+        place = self._place(params, same, None)
+        if place is None and self._prepare(params) and not self._sharded:
+            place = self._place(params, same, None)
+        if place is None:
             return False
-        if addresses is None:
-            addresses = self._addresses(params, same, None)
-        if addresses is None:
-            return False
-        self._table.keep(addresses, step)
+        self._table.keep(place, step)
         return True
 
-    def _addresses(self, params: Sequence[Any], same: object, hold: HeldGradients | None) -> list[int] | None:
-        """Where the gradients are now; None if the table does not fit them.
+    def _place(
+        self, params: Sequence[Any], same: object, hold: HeldGradients | None
+    ) -> tuple[list[int], Any, int] | None:
+        """Where the gradients are now, as the table knows it; None if it does not fit them.
 
         A thousand gradients are asked one by one for nothing but what may differ, and in C where that is
         possible: on the step path a microsecond a gradient is a millisecond a step.
         """
-        if self._table is None or len(params) != len(self._ids):
+        table = self._table
+        if table is None or len(params) != len(self._ids):
             return None
         # Another list object, or a caller that has none: the parameters themselves are compared.
         if same is None or same is not self._same:
@@ -270,23 +257,26 @@ class GradientPass:
         try:
             if self._sharded:
                 gradients = [g._local_tensor for g in gradients]
-            if self._known and _all_at is not None and _all_at(gradients, self._known, self._every):
-                return self._known
+            if _all_at is not None:
+                for place in table.known:
+                    if _all_at(gradients, place[0], self._every):
+                        return place  # type: ignore[no-any-return]
             addresses = list(map(ADDRESS, gradients))
         except (AttributeError, RuntimeError, TypeError):  # a gradient is gone, or of another layout
             return None
-        if addresses != self._known:
-            # A gradient that moved may have been made anew with another size or alignment.
-            if not self._table.fits(addresses) or self._bytes != list(map(_BYTES, gradients)):
-                return None
-            self._known = addresses
-        return addresses
+        for place in table.known:
+            if place[0] == addresses:
+                return place  # type: ignore[no-any-return]
+        # A gradient that moved may have been made anew with another size or alignment.
+        if not table.fits(addresses) or self._bytes != list(map(_BYTES, gradients)):
+            return None
+        return table.move(addresses)  # type: ignore[no-any-return]
 
     def _prepare(self, params: Sequence[Any]) -> bool:
         """Make the table for the gradients that are there; False where the kernel cannot read them."""
         # Anew from scratch: what was known is of other gradients. What was kept of steps that nobody read stays.
         words = None if self._table is None else self._table.words
-        self._table, self._sharded, self._known = None, [], []
+        self._table, self._sharded = None, []
         present = [i for i, p in enumerate(params) if p.grad is not None]
         kernel = _kernel(params[present[0]].grad) if present else None
         if kernel is None:

@@ -15,7 +15,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow, Update
 from healthcheck.core.samples import BETWEEN, NO_LABELS, Cost, Labels, Metric, Sample
 from healthcheck.device.between import WORDS
-from healthcheck.device.deferred import DeviceVector, calculate, number, quotient, value_of, values_of
+from healthcheck.device.deferred import DeviceScalar, DeviceVector, calculate, number, quotient, value_of, values_of
 from healthcheck.device.tensors import nonfinite_counts, plain_values
 from healthcheck.probes.gradient_statistics import (
     GradientPass,
@@ -300,32 +300,33 @@ class GradientProbe:
         measured = _Measured(stats, facts, _matrices(params, stats), factor, index)
         return self._samples(event.step, measured, given, [key for key in self._besides if key in demand.due_now])
 
-    def _measured(
-        self,
-        params: Sequence[Any],
-        index: int,
-        kept: Any,
-        demand: Demand,
-        row: StepRow | None = None,
-        limits: tuple[float, float, float, float] | None = None,
-    ) -> GradientStats | None:
-        """:param row: whose loss and norm are measured with them, and compared with ``limits``."""
+    def _measured(self, params: Sequence[Any], index: int, kept: Any, demand: Demand) -> GradientStats | None:
         if params[0].is_cpu:  # there nothing can be prepared from step to step
             stats = gradient_stats(params, kept)
         else:
-            known = self._passes.get(index)
-            if known is None:
-                known = self._passes[index] = GradientPass()
-            loss, given = (None, None) if row is None else (row.loss, row.grad_norm)
-            stats = known.measure(params, self._trained[index].names, kept, loss, given, limits)
-        if stats is None or type(stats.norm) is float:
-            return stats
-        if "grad_nonfinite" in demand.due_now and not stats.has("nonfinite"):
-            stats.nonfinite = nonfinite_counts([params[i].grad for i in stats.indices]).sum()
+            stats = self._pass(index).measure(params, self._trained[index].names, kept)
+        if stats is not None and stats.norm is None:
+            self._count(stats, params, demand)
         return stats
 
+    def _pass(self, index: int) -> GradientPass:
+        known = self._passes.get(index)
+        if known is None:
+            known = self._passes[index] = GradientPass()
+        return known
+
+    @staticmethod
+    def _count(stats: GradientStats, params: Sequence[Any], demand: Demand) -> None:
+        """What is not finite, where a rule wants to know it and nobody has counted."""
+        if "grad_nonfinite" in demand.due_now and not stats.has("nonfinite"):
+            stats.nonfinite = nonfinite_counts([params[i].grad for i in stats.indices]).sum()
+
     def look(self, row: StepRow, update: Update) -> None:
-        """The same for a step that is noted in a row: what is measured now, :meth:`sample_rows` makes samples of later."""
+        """The same for a step that is noted in a row: what is measured now, :meth:`sample_rows` makes samples of later.
+
+        The row's loss and norm are measured with the gradients where they are on their device, and compared with
+        :attr:`~healthcheck.core.rows.Update.limits`.
+        """
         index, step = update.optimizer_index, row.step
         if self._looked.get(index) == step or (not update.final and row.loss_scale is not None):
             return
@@ -336,21 +337,18 @@ class GradientProbe:
         if params[0].is_cpu:
             stats = gradient_stats(params, update.kept_gradients)
         else:
-            stats = self._measured(params, index, update.kept_gradients, update.demand, row, update.limits)
+            known = self._passes.get(index) or self._pass(index)
+            given = row.grad_norm
+            stats = known.measure(params, trained.names, update.kept_gradients, row.loss, given, update.limits)
+            if type(given) is DeviceScalar and given.vector is not None:
+                row.late.remove(given)
         if stats is None:
             return
         self._looked[index] = step
         row.breach = stats.breach
-        # The same numbers, which travel with those of the gradients.
-        if stats.loss is not None:
-            row.loss = stats.loss
-        if stats.given is not None:
-            row.late.remove(row.grad_norm)
-            row.grad_norm = stats.given
         if index in self._kept:
             self._kept.discard(index)
             row.found["between"] = stats.words
-        norm = row.norm = stats.norm
         factor = None
         if update.final and (row.max_norm is not None or row.loss_scale is not None):
             factor = _to_undo(update.optimizer, row.grad_norm, row.max_norm)
@@ -358,10 +356,17 @@ class GradientProbe:
         if dims is None or names is not dims[0]:
             dims = self._dims[index] = names, [p.dim() for p in params]
         row.found["gradients"] = stats, names, factor, index, dims[1], update.demand.due_now
-        if type(norm) is not float:
-            row.late.append(stats.numbers)
-        elif norm - norm != 0.0:
-            self._recent.remember(step, GradientFacts(stats, names, factor))
+        norm, numbers = stats.norm, stats.numbers
+        if norm is not None:
+            row.norm = norm
+            if norm - norm != 0.0:
+                self._recent.remember(step, GradientFacts(stats, names, factor))
+        elif type(numbers) is DeviceVector and numbers.own_page is not None:
+            row.numbers = numbers
+        else:
+            if "nonfinite" not in stats.fields:
+                self._count(stats, params, update.demand)
+            row.late.append(numbers)
 
     def keep_unread(self, update: Update, step: int) -> bool:
         """The same for a step that nobody watches: the device keeps what came of it until the next look. False if it cannot.
@@ -402,8 +407,10 @@ class GradientProbe:
             if self._given.get(index) == step:
                 continue
             self._given[index] = step
-            if type(stats.numbers) is DeviceVector and stats.numbers.here:
-                stats.arrived()
+            numbers = stats.numbers
+            if type(numbers) is DeviceVector and numbers.floats is not None:  # who asks from now on has less to do
+                stats.numbers = numbers.floats
+                stats.norm = numbers.floats[0]
             norm, time, due = stats.norm, row.update_time, list[str]()
             for key in self._besides:
                 if key in due_now:
@@ -481,7 +488,7 @@ class GradientProbe:
         """
         stats, facts, matrices, factor, index = measured
         labels = optimizer_labels(index)
-        norm = stats.norm if factor is None else stats.norm * factor
+        norm = stats.total() if factor is None else stats.total() * factor
         known = type(norm) is float
         if not known or not math.isfinite(norm):
             # On a device nobody knows yet whether they are finite: the facts are kept either way, and cost nothing unread.

@@ -13,7 +13,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import NO_LABELS, Cost, Metric, Sample
-from healthcheck.device.deferred import DeviceScalar, calculate, number
+from healthcheck.device.deferred import calculate, number
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.gradients import RecentGradients, loss_facts
 from healthcheck.probes.graph import classes_of, why_not_finite
@@ -136,8 +136,6 @@ class LossProbe:
             shown = self._open.pop(0, None) if self._open else None
             classes, width = row.found.get("loss") or (None if shown is None else shown[3], None)
             time, value = row.update_time if row.seen else row.time, row.loss
-            if type(value) is DeviceScalar and value.here:
-                value = value.value()
             if type(value) is float and width is None and settled and value - value == 0.0:  # nearly always so
                 labels = optimizer_labels(index) if index else NO_LABELS
                 made.append(Sample("loss", step, value, labels, "train", time, partial(self._facts, step, False, [])))

@@ -113,10 +113,13 @@ class ProbeBoard:
         self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
         """Who looks at every update of a step that is noted in rows, with the name of the probe; below, at every batch."""
         self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
-        self.receive: Callable[[], None] = lambda: None
-        """Has the numbers of rows that have come from a device by now. Set by whoever sends for them."""
+        self.receive: Callable[[Sequence[StepRow]], int | None] = lambda rows: None
+        """Has the numbers of these rows that have come from a device by now; returns the oldest step of which some have not.
+        Set by whoever sends for them."""
         self._made: list[Sample] = []
         """Samples of rows that were asked for before anybody took them."""
+        self._asked_early: list[StepRow] = []
+        """Those of these rows of which numbers had not come from the device by then."""
         self._elsewhere: frozenset[EventKind] = frozenset()
         self._heard: frozenset[EventKind] = frozenset()
         self._within = _WITHIN
@@ -388,20 +391,39 @@ class ProbeBoard:
     def catch_up(self) -> None:
         """Ask probes about the rows that wait; their samples are kept until somebody takes them."""
         rows, self.rows = self.rows, []
-        if rows and rows[0].late:  # a number that is there is a float: whatever is made of it is made at once
-            self.receive()
+        if self._asked_early or (rows and (rows[0].late or rows[-1].numbers is not None)):
+            before = self._receive(rows)
+            if before is not None:
+                self._asked_early += [row for row in rows if row.step >= before]
         self._ask(rows, self._plans.row_calls)
 
-    def take_rows(self, before: int | None = None) -> list[Sample]:
+    def _receive(self, rows: Sequence[StepRow]) -> int | None:
+        """Have what has arrived of these rows and of those that were asked about early.
+
+        A number that is there is a float, and whatever is made of it is made at once: so what waited for numbers of earlier steps
+        is made before that. Returns the oldest step of which numbers are still on their way.
+        """
+        early = self._asked_early
+        before = self.receive([*early, *rows])
+        if early:
+            self._asked_early = [] if before is None else [row for row in early if row.step >= before]
+            late = [] if before is None else [sample for sample in self._made if sample.step >= before]
+            known = self._made if before is None else [sample for sample in self._made if sample.step < before]
+            self._made = arrived(known) + late
+        return before
+
+    def take_rows(self, *, arrived_only: bool = False) -> list[Sample]:
         """Samples of all rows so far, in the order of their steps; nobody gets them a second time.
 
         Of the update at hand as well, as far as there is something to say before it is made: in a step in which
         nobody needs its samples before its end they are not asked for then.
 
-        :param before: rows of this step and later ones are left for the next time, because numbers of theirs are still
-            on a device; those of all others have arrived.
+        :param arrived_only: rows from the first step on of which numbers are still on a device are left for the next time.
         """
         rows, later = self.rows, list[StepRow]()
+        before = self._receive(rows)
+        if not arrived_only:
+            before, self._asked_early = None, []
         if before is not None:
             later = [row for row in rows if row.step >= before]
             rows = rows[: len(rows) - len(later)]

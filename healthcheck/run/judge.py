@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Sample
 from healthcheck.engine.columns import History, Moment, step_by_step
 from healthcheck.engine.engine import Engine
@@ -69,8 +70,11 @@ class Mailbox(Protocol):
     def send(self) -> bool:
         """Start the copies of what is held: the step is over, and nothing was posted. Returns whether some is still held."""
 
-    def receive(self) -> None:
-        """Have the numbers that have arrived. Never waits."""
+    def receive(self, rows: Sequence[StepRow]) -> int | None:
+        """Have the numbers of these rows that have arrived. Never waits.
+
+        Returns the oldest step of which something is still on its way: of them, or of what was posted or is held.
+        """
 
     def ready(self) -> list[Sample]:
         """Samples whose values have arrived, oldest first, as numbers. Never waits."""
@@ -118,9 +122,9 @@ class Judge:
         """With several ranks that decide together: called at the end of a step, after it has been judged."""
         self.exchange_every = 1
         """Steps between two points at which ranks may agree: a block ends there."""
-        self.rows: Callable[[int | None], list[Sample]] = lambda before: []
-        """Samples of the steps that were noted in rows since it was called last, without those of step ``before`` and
-        later ones, of which numbers are still on a device; in the order of their steps."""
+        self.rows: Callable[..., list[Sample]] = lambda *, arrived_only: []
+        """Samples of the steps that were noted in rows since it was called last, in the order of their steps. With
+        ``arrived_only`` none from the first step on of which numbers are still on a device."""
         self.due_step = 0
         """The step at whose end :meth:`block_over` is to be called, if no event ends the block before; 0: the next one."""
         self.due_time = -math.inf
@@ -233,7 +237,7 @@ class Judge:
         waits = gate is not None and gate.waits
         urgent = waits or self.alarmed
         if urgent:
-            self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
+            self.waiting += self.rows(arrived_only=True)
         if gate is not None and self.waiting:
             gate.see(self.waiting)
         if urgent:
@@ -279,13 +283,17 @@ class Judge:
         """
         mailbox = self._mailbox
         self._pending += mailbox.drain() if wait else mailbox.ready()
-        before = None if wait else getattr(mailbox, "oldest", None)
-        rows = self.rows(before)
-        if before is not None and rows and {*map(type, map(_VALUE, rows))} == {float}:
-            # Complete, and older than all that is under way: they need not queue behind it.
-            self._pending[:0] = [*rows, Sample(_END, rows[-1].step, 0.0, time=max(map(_TIME, rows)))]
-        else:
-            self.waiting += rows
+        rows = self.rows(arrived_only=not wait)
+        before = None if wait else getattr(mailbox, "oldest", None)  # also of rows that were left where they are
+        complete: list[Sample] = []
+        if before is not None or not _floats(self.waiting):
+            # What is older than all that is under way, or is sent for now, need not queue with it.
+            complete = [sample for sample in rows if sample.step < (step if before is None else before)]
+            if complete and _floats(complete):
+                self._put_in(complete)
+            else:
+                complete = []
+        self.waiting += rows[len(complete) :]
         if self.waiting or whole:
             waiting, self.waiting = self.waiting, []
             waiting.append(Sample(_END, step, 0.0, time=now))
@@ -296,6 +304,15 @@ class Judge:
             result = self._engine.tick(0.0, now)
             if result is not NOTHING:
                 self._found(result, event)
+
+    def _put_in(self, rows: Sequence[Sample]) -> None:
+        """Samples of steps that are complete, among what has arrived: behind what events gave in the same steps."""
+        pending, begin, place = self._pending, rows[0].step, 0
+        for sample in pending:
+            if sample.metric == _END and sample.step >= begin:
+                break
+            place += 1
+        pending[place:place] = [*rows, Sample(_END, rows[-1].step, 0.0, time=max(map(_TIME, rows)))]
 
     def _take(self, *, wait: bool, before: int | None = None) -> list[Moment]:
         """What has arrived, put together by step. Steps of which a value is still under way are left for the next time.
@@ -418,6 +435,10 @@ def acted_upon(
             found.add(name)
             wanted += formulas.get(name, ())
     return frozenset(found)
+
+
+def _floats(samples: Iterable[Sample]) -> bool:
+    return {float}.issuperset(map(type, map(_VALUE, samples)))
 
 
 def _finite(value: Any) -> bool:

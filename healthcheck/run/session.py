@@ -402,7 +402,7 @@ class Session:
 
     def judge_now(self) -> None:
         """Nobody looks at the next steps: judge what can be judged without a wait."""
-        if getattr(self._mailbox, "oldest", None) is None:
+        if self._mailbox.receive(self.board.rows) is None:
             self._guard(lambda: self.judge.flush(self.step, self.active()))
 
     def step_noted(self, step: int) -> None:

@@ -17,14 +17,17 @@ from torch import nn
 import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.core.clock import VirtualClock
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Sample
 from healthcheck.device import mailbox
+from healthcheck.device.deferred import DeviceScalar
 from healthcheck.instrument.script import InProcess, ScriptTrainer
 from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.probes import gradients
 from healthcheck.probes.steps import HeartbeatProbe, PaceProbe, StepTimeProbe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "probes"))
-from standin import LateMemory, elsewhere
+from standin import LateMemory, elsewhere, written
 
 BEGIN = """
     import torch
@@ -262,6 +265,40 @@ def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]
             value = 0.0 if sample.metric == "time.data" else sample.value
             series.setdefault(f"{sample.metric}{sample.labels}", []).append((sample.step, value, sample.time))
     return series
+
+
+@pytest.mark.parametrize("loop", ["plain", "scheduler", "two_optimizers"])
+@pytest.mark.parametrize("looks", [1, 30])
+def test_so_they_do_where_a_device_writes_numbers_to_the_host_itself(
+    loop: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the gradients, and the loss with them, as the kernel does it on a card."""
+    measured = gradients.gradient_stats
+
+    def with_loss(params: Any, hold: Any = None) -> Any:
+        stats = measured(params, hold)
+        if stats is not None:
+            stats.numbers = written(stats.numbers.numbers(), looks)
+        return stats
+
+    look = gradients.GradientProbe.look
+
+    def looked(probe: gradients.GradientProbe, row: StepRow, update: Any) -> None:
+        look(probe, row, update)
+        if row.numbers is not None and isinstance(row.loss, float):
+            vector = row.numbers = written([*row.numbers.numbers(), row.loss], looks)
+            row.found["gradients"][0].numbers = vector
+            row.loss = DeviceScalar(torch.tensor(row.loss))
+            row.loss.vector, row.loss.position, row.loss.tensor = vector, vector.size - 1, None
+
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(mailbox, "PinnedMemory", LateMemory)
+    monkeypatch.setattr(gradients, "gradient_stats", with_loss)
+    monkeypatch.setattr(gradients.GradientProbe, "look", looked)
+
+    noted, shown = trained(LOOPS[loop], rows=True), trained(LOOPS[loop], rows=False)
+
+    assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}
 
 
 @pytest.mark.parametrize("loop", ["plain", "scheduler", "two_optimizers"])

@@ -7,13 +7,15 @@ copy was queued, a few looks later. What a card does besides (kernels of our own
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from healthcheck.device import tensors
+from healthcheck.device.deferred import DeviceVector
 from healthcheck.device.mailbox import PinnedMemory, Transfer
 
 
@@ -67,3 +69,35 @@ class LateMemory(PinnedMemory):
 
     def receive(self, transfer: Transfer) -> None:
         transfer.arrived()
+
+
+class LatePage:
+    """Memory of the host as a device writes it itself: the mark stands there when it has been looked at often enough, and not
+    before those of earlier ones that are awaited."""
+
+    awaited: ClassVar[list[LatePage]] = []
+
+    def __init__(self, numbers: list[float], mark: int, looks: int) -> None:
+        self.numbers, self._mark, self._left = numbers, mark, looks
+        self.awaited.append(self)
+
+    @property
+    def mark(self) -> Any:
+        for page in self.awaited[: self.awaited.index(self) + 1] if self in self.awaited else ():
+            page._left -= 1
+            if page._left >= 0:
+                return SimpleNamespace(value=0)
+            self.awaited.remove(page)
+        return SimpleNamespace(value=self._mark)
+
+    def wait(self) -> None:
+        for page in self.awaited:
+            page._left = 0
+
+
+def written(numbers: list[float], looks: int = 1) -> DeviceVector:
+    """A vector that its device writes to the host itself; at so many looks it is not there yet."""
+    page = LatePage(numbers, 1, looks)
+    vector = DeviceVector(torch.tensor(numbers, dtype=torch.float64), fetch=page.wait)
+    vector.own_page, vector.mark = page, 1  # type: ignore[assignment]
+    return vector

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
+from standin import LateMemory, written
 
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Sample
 from healthcheck.device import tensors
 from healthcheck.device.deferred import SLOTS, DeviceScalar, DeviceVector, Slots
 from healthcheck.device.mailbox import StepMailbox, Transfer, _packed
+from healthcheck.device.pages import OwnPage
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
 
@@ -127,11 +131,57 @@ def test_what_two_samples_are_made_of_is_sent_once() -> None:
 
 
 def test_a_vector_that_the_device_writes_to_the_host_itself_is_not_copied() -> None:
-    vector = DeviceVector(torch.tensor([2.0, 3.0]), own_page=[2.0, 3.0])
-    transfer = transfer_of([torch.tensor(1.5)], [vector])
-    assert transfer.vectors == []
-    assert sent(transfer) == [1.5]
-    transfer.sent([1.5], 1, None)
-    assert vector.tensor is None, "device memory is let go as soon as the copy is under way"
-    transfer.arrived()
-    assert list(vector.numbers()) == [2.0, 3.0]
+    vector = written([2.0, 3.0], looks=2)
+    memory = LateMemory()
+    mailbox = StepMailbox(memory=memory)
+    mailbox.post(1, [Sample("a", 1, vector[1])])
+    mailbox.post(2, [Sample("b", 2, 0.5)])
+    assert mailbox.oldest == 1
+    assert mailbox.ready() == [] == mailbox.ready(), "its mark does not stand there yet, and nothing overtakes it"
+    assert [(s.metric, s.value) for s in mailbox.ready()] == [("a", 3.0), ("b", 0.5)]
+    assert vector.tensor is None
+    assert vector.own_page is None, "the page is free for other numbers"
+    assert memory.copies == 0
+
+
+def test_who_asks_for_everything_waits_for_what_the_device_writes() -> None:
+    vector = written([2.0, 3.0], looks=100)
+    mailbox = StepMailbox(memory=LateMemory())
+    mailbox.post(1, [Sample("a", 1, vector[0])])
+    assert [(s.metric, s.value) for s in mailbox.drain()] == [("a", 2.0)]
+
+
+def test_rows_have_what_a_device_has_written_as_soon_as_its_mark_stands_there() -> None:
+    mailbox = StepMailbox(memory=LateMemory())
+    rows = []
+    for step in (1, 2, 3):
+        loss = DeviceScalar(torch.tensor(0.0))
+        row = StepRow(step, loss=loss, numbers=written([7.0, step / 2], looks=3 * (step == 2)))
+        loss.vector, loss.position, loss.tensor = row.numbers, 1, None
+        rows.append(row)
+    assert mailbox.receive(rows) == 2 == mailbox.oldest
+    assert rows[0].loss == 0.5
+    assert rows[0].numbers is None
+    assert rows[1].loss.value() == 1.0, "who cannot do without it waits"
+    assert mailbox.receive(rows) is None
+    assert [row.loss for row in rows] == [0.5, 1.0, 1.5]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_page_is_used_again_when_its_numbers_were_read_or_nobody_can_ask_for_them() -> None:
+    page = OwnPage(2)
+    assert page.free
+    page.awaited, vector = 5, DeviceVector(torch.zeros(2), None, page, 5)
+    page.holder = weakref.ref(vector)
+    assert not page.free
+    page.mark.value = 5
+    assert not page.free, "somebody may ask for its numbers"
+    assert vector.here
+    assert page.free
+    page.awaited, vector = 6, DeviceVector(torch.zeros(2), None, page, 6)
+    page.holder = weakref.ref(vector)
+    del vector
+    assert not page.free, "the device may still write to it"
+    page.mark.value = 6
+    assert page.free

@@ -93,35 +93,13 @@ def host_bytes(tensor: Any) -> bytes:
 
 
 _KIND = operator.attrgetter("device", "dtype", "layout")
-_ON_HOST = operator.attrgetter("is_cpu", "dtype")
-_ITEM = operator.methodcaller("item")
 _DETACHED = operator.methodcaller("detach")
-_ELEMENTS = operator.methodcaller("numel")
+ELEMENTS = operator.methodcaller("numel")
 
 LARGE = 1 << 17
 """Elements from which on a sum of squares in float32 on the host is taken in rows: torch adds one to the next there, so that the
 norm of ten million elements is 3.7e-4 off, and of this many 2e-6."""
 _ROW = 4096
-
-
-def norms_on_host(tensors: Sequence[Any]) -> list[float] | None:
-    """L2 norm of each tensor, where all are dense float32 tensors on the CPU and none is :data:`LARGE`; None of others.
-
-    What gradients mostly are there: without the casts and checks of :func:`l2_norms`, which take as long as the norms. A norm
-    of finite values whose squares overflow is infinite here: ask :func:`l2_norms` then.
-    """
-    import torch
-
-    if tensors[0].device.type not in HOST or set(map(_ON_HOST, tensors)) != {(True, torch.float32)}:
-        return None
-    if set(map(type, tensors)) != {torch.Tensor}:
-        return None
-    if max(map(_ELEMENTS, tensors)) > LARGE:
-        return None
-    try:
-        return list(map(_ITEM, torch._foreach_norm(tensors, 2)))
-    except RuntimeError:  # of a layout that has no such kernel
-        return None
 
 
 def l2_norms(tensors: Sequence[Any]) -> Tensor:
@@ -151,7 +129,7 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
         # the second costs ten times as much; devices are bound by their memory and take float64 at once.
         host = device.type in HOST
         narrow = dtype is not torch.float64 and (host or device.type == "mps")
-        if host and narrow and max(map(_ELEMENTS, some)) > LARGE:
+        if host and narrow and max(map(ELEMENTS, some)) > LARGE:
             large = [k for k, tensor in enumerate(some) if tensor.numel() > LARGE and dense(tensor)]
             small = list(some)
             for k in large:

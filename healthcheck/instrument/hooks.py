@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from healthcheck.core.runinfo import Collectives
+from healthcheck.instrument import unseen
 from healthcheck.instrument.collectives import FUNCTIONS, modules_of, seen_collective, seen_forward
 from healthcheck.instrument.compiled import step_hooks, step_seen, two_faced, when_something_is_compiled
 from healthcheck.instrument.data import WorkerDraws, seen_draws
@@ -358,7 +359,7 @@ class TorchHooks:
             if left_out and not self._stepped:
                 guarded(machine.session, machine.unwatched.update_ends, optimizer)
             elif not self._stepped and hasattr(optimizer, "param_groups"):
-                guarded(machine.session, machine.update_skipped, optimizer, scaler._scale)
+                guarded(machine.session, unseen.update_skipped, machine, optimizer, scaler._scale)
             return result
 
         return step

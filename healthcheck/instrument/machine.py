@@ -3,7 +3,7 @@
 It patches nothing and asks nobody. *Sources* feed it through one small interface, in the order in which things happen:
 
 - a backward pass: ``pass_begins`` and ``pass_ends``, or ``pass_fails``;
-- an optimizer's step: ``update_begins`` and ``update_ends``, or ``update_skipped``;
+- an optimizer's step: ``update_begins`` and ``update_ends``, or :func:`~healthcheck.instrument.unseen.update_skipped`;
 - a batch, a clipping, a loss scale: ``batch_drawn``, ``clipped``, ``scaled_by``;
 - where somebody says so: ``step_begins`` and ``step_ends``.
 
@@ -14,8 +14,10 @@ that announces its steps (:mod:`healthcheck.instrument.sources`). Nothing else c
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
@@ -376,37 +378,49 @@ class StepMachine:
 
         return with_closure(closure, evaluated, args, kwargs or {})
 
-    def update_ends(self, optimizer: Any) -> None:
-        """An optimizer's step is over."""
-        running = self.running.pop(id(optimizer), None)
-        if running is None:
-            return
+    def update_ends(self, optimizer: Any, index: int = -1, *, skipped: bool | None = None) -> None:
+        """An optimizer's step is over. So is the whole step, unless others are waited for, or somebody says when it is.
+
+        :param index: of the optimizer, where only the attempt was seen; ``skipped``: whether such an update was left out.
+        """
         session, facts = self.session, self.facts
         began, own = perf_counter_ns(), session.own_ns
         try:
-            if running.armed or running.withheld is not None:
-                self._hold.after(optimizer, running)
-            skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
-            if EventKind.AFTER_UPDATE in session.wanted and not skipped:
-                self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
-            self.update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+            if index < 0:
+                running = self.running.pop(id(optimizer), None)
+                if running is None:
+                    return
+                index = running.index
+                if running.armed or running.withheld is not None:
+                    self._hold.after(optimizer, running)
+                not_made = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
+                if EventKind.AFTER_UPDATE in session.wanted and not not_made:
+                    self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, index)
+                skipped = None if facts.loss_scale is None else not_made
+            self.updates += 1
+            notes, optimizers = self.notes, self.optimizers
+            if not notes.noting or skipped or notes.row is None or not notes.row.attempted:
+                notes.attempted(self.number, optimizer, index, bool(skipped))
+            if self.announced:
+                facts.made(optimizer, index, skipped)
+            elif self._standing is Stage.FORWARD and (
+                len(optimizers.stepped) >= optimizers.living
+                if optimizers.expected is None
+                else optimizers.stepped >= optimizers.expected
+            ):
+                self.end_step(optimizer, index, skipped=skipped)
+            else:
+                if notes.row is not None:
+                    notes.close(self.number, index)
+                self.facts = UpdateFacts()
+                if self.stop.state.request is not None:
+                    self.stop.check()
         finally:
             session.own_ns = own + perf_counter_ns() - began
 
     def update_fails(self, optimizer: Any) -> None:
         """An announced update was left by an exception, or never made."""
         self.running.pop(id(optimizer), None)
-
-    def update_skipped(self, optimizer: Any, scale: Any) -> None:
-        """A ``GradScaler`` found non-finite gradients and did not step."""
-        only = self.optimizers.only
-        if only is not None and optimizer not in only:
-            return
-        if self.stop.state.request is not None:
-            self.stop.check()
-        plan = self.attempt(optimizer)
-        self.facts.take(loss_scale=scale)
-        self.update_over(optimizer, plan.index, True)
 
     def attempt(self, optimizer: Any) -> UpdatePlan:
         """An optimizer is about to step, or to be skipped. Returns what is to be done about it."""
@@ -433,7 +447,13 @@ class StepMachine:
             self.begin_step()
         optimizers.stepped.add(index)
         self.fresh = None if self.fresh is None else False
-        self.last_attempt = self.logged.attempt(self.number)
+        self.last_attempt = self.logged.step = self.number
+        if not self.logged.numbered:
+            frame: FrameType | None = sys._getframe(1)
+            place = self.logged.place = []
+            while frame is not None:  # as `step_over` does, at two calls less in every step
+                place.append((id(frame), id(frame.f_code), frame.f_lasti))
+                frame = frame.f_back
         return plan
 
     def _met(self, optimizer: Any) -> None:
@@ -453,27 +473,6 @@ class StepMachine:
     def when_gradients_are_final(self, function: Callable[[int], None]) -> None:
         """Have ``function`` called with an optimizer's index before its gradients are shown for an update."""
         self._hold.on_final_gradients = function
-
-    def update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
-        """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
-        self.updates += 1
-        notes, optimizers = self.notes, self.optimizers
-        if not notes.noting or skipped or notes.row is None or not notes.row.attempted:
-            notes.attempted(self.number, optimizer, index, bool(skipped))
-        if self.announced:
-            self.facts.made(optimizer, index, skipped)
-        elif self._standing is Stage.FORWARD and (
-            len(optimizers.stepped) >= optimizers.living
-            if optimizers.expected is None
-            else optimizers.stepped >= optimizers.expected
-        ):
-            self.end_step(optimizer, index, skipped=skipped)
-        else:
-            if notes.row is not None:
-                notes.close(self.number, index)
-            self.facts = UpdateFacts()
-            if self.stop.state.request is not None:
-                self.stop.check()
 
     # -- steps ------------------------------------------------------------------------
 
@@ -517,7 +516,8 @@ class StepMachine:
             self.step_begins(number, late=True)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self.begin_step()
-        self.last_attempt = self.logged.attempt(self.number)
+        self.last_attempt = self.number
+        self.logged.step_over(self.number)
         loss, facts = detached(loss), self.facts
         reported = loss is not None and self._loss_shown_in != self.number
         if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):

@@ -492,41 +492,35 @@ class LoggedSteps:
 
     def __init__(self, machine: Counting, *, numbered: bool) -> None:
         self._machine = machine
-        self._numbered = numbered
-        self._place: Place | None = None
-        self._step = 0
+        self.numbered = numbered
+        self.place: Place | None = None
+        """Where the last update was attempted, noted by whoever counts; None where a framework says when its steps are over."""
+        self.step = 0
+        """Of that update."""
         self.heard = False
         """Whether anything was logged so far."""
         machine.session.step_of_log = self.now
 
-    def attempt(self, step: int) -> int:
-        """An update is attempted, or its step said to be over, by who has called us; returns ``step``."""
-        self._step = step
-        if self._numbered:  # a framework says itself when its steps are over, from under dozens of frames
-            self._place = None
-            return step
-        place = self._place = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:  # as `_place` does, at one call less in every step
-            place.append((id(frame), id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
-        return step
+    def step_over(self, step: int) -> None:
+        """A step is said to be over, by who has called us."""
+        self.step = step
+        self.place = None if self.numbered else _place(sys._getframe(1))
 
     def left_out(self, step: int) -> None:
-        """The same for a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
+        """An update of a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
         should it begin to log in such a step, what it logs until the next update belongs to the last one."""
-        self._step = step
-        self._place = _place(sys._getframe(1)) if self.heard else None
+        self.step = step
+        self.place = _place(sys._getframe(1)) if self.heard else None
 
     def now(self) -> int:
         """The step of a value that is logged now, from 1."""
-        machine, last = self._machine, self._step
+        machine, last = self._machine, self.step
         self.heard = True
-        if self._place is None or self._numbered:
+        if self.place is None or self.numbered:
             return max(1, machine.number)
         if machine.number > last and machine.fresh:
             return last + 1  # the next step's pass has begun: of several that make one update, perhaps
-        return last + 1 if _is_next_turn(self._place, _place(sys._getframe(1))) else max(1, last)
+        return last + 1 if _is_next_turn(self.place, _place(sys._getframe(1))) else max(1, last)
 
 
 def _place(frame: FrameType | None) -> Place:

@@ -1,5 +1,5 @@
-"""Steps that nobody sees as they are made: optimizers inside of a backward pass or of a compiled region, and scripts
-without any.
+"""Steps that nobody sees as they are made: optimizers inside of a backward pass or of a compiled region, updates that a scaler
+skips, and scripts without any optimizer.
 
 They happen in few trainings, and are known by their traces, so they stand beside the step machine, whose steps they are.
 """
@@ -122,7 +122,7 @@ class Steps(Protocol):
     def start(self) -> None: ...
     def begin_step(self) -> None: ...
     def attempt(self, optimizer: Any) -> UpdatePlan: ...
-    def update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None: ...
+    def update_ends(self, optimizer: Any, index: int = -1, *, skipped: bool | None = None) -> None: ...
     def end_step(self, optimizer: Any, index: int) -> None: ...
 
 
@@ -136,7 +136,19 @@ def catch_up(machine: Steps) -> None:
     region.made_updates = True
     region.take_clipping(machine.facts)
     machine.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
-    machine.update_over(optimizer, plan.index, None)
+    machine.update_ends(optimizer, plan.index)
+
+
+def update_skipped(machine: Steps, optimizer: Any, scale: Any) -> None:
+    """A ``GradScaler`` found non-finite gradients and did not step."""
+    only = machine.optimizers.only
+    if only is not None and optimizer not in only:
+        return
+    if machine.controls.stop.state.request is not None:
+        machine.controls.stop.check()
+    plan = machine.attempt(optimizer)
+    machine.facts.take(loss_scale=scale)
+    machine.update_ends(optimizer, plan.index, skipped=True)
 
 
 def update_inside_pass(machine: Steps, optimizer: Any) -> None:

@@ -23,16 +23,19 @@ from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceScalar, DeviceVector, Element, numbers
 from healthcheck.device.tensors import (
     ADDRESS,
+    ELEMENTS,
     GRADIENT,
     IS_NONE,
+    LARGE,
     l2_norms,
     norm_of,
-    norms_on_host,
     plain_values,
     sharding_of,
 )
 
 _BYTES = operator.attrgetter("nbytes")
+_ON_HOST = operator.attrgetter("is_cpu", "dtype")
+_ITEM = operator.methodcaller("item")
 _ANY = (-math.inf, math.inf)
 
 
@@ -154,6 +157,8 @@ class GradientPass:
         self._sharded: list[tuple[Any, list[int]]] = []
         self._every: list[int] = []
         self._same: Any = None
+        self._plain = False
+        """Whether each parameter has a gradient, none is sharded, and torch compares addresses itself."""
         self._small = False
 
     def measure(
@@ -178,12 +183,26 @@ class GradientPass:
         count by their coalesced values, complex ones as pairs of reals, sharded ones (DTensor) by their
         local parts, reduced over the ranks that hold them: a collective, so call it on all of them.
         """
-        place = self._place(params, same, hold)
-        if place is None and self._prepare(params):
-            place = self._place(params, same, hold)
+        table, place = self._table, None
+        if self._plain and same is self._same and same is not None:
+            # Nearly always so: each of the same parameters has a gradient, and all lie where they have lain before.
+            gradients = list(map(GRADIENT, params))
+            try:
+                for known in table.known:
+                    if _all_at(gradients, known[0], self._every):
+                        place = known
+                        break
+            except (AttributeError, RuntimeError, TypeError):
+                place = None  # a gradient is gone, or of another layout
+            if place is not None and hold is not None:
+                hold.append(gradients)
         if place is None:
-            return gradient_stats(params)
-        table = self._table
+            place = self._place(params, same, hold)
+            if place is None and self._prepare(params):
+                place = self._place(params, same, hold)
+            if place is None:
+                return gradient_stats(params)
+            table = self._table
         if hold is not None:
             hold.small = self._small
         columns = None if table.in_order else table.columns
@@ -276,7 +295,7 @@ class GradientPass:
         """Make the table for the gradients that are there; False where the kernel cannot read them."""
         # Anew from scratch: what was known is of other gradients. What was kept of steps that nobody read stays.
         words = None if self._table is None else self._table.words
-        self._table, self._sharded = None, []
+        self._table, self._sharded, self._plain = None, [], False
         present = [i for i, p in enumerate(params) if p.grad is not None]
         kernel = _kernel(params[present[0]].grad) if present else None
         if kernel is None:
@@ -302,6 +321,7 @@ class GradientPass:
         self._small = sum(self._bytes) <= SMALL
         self._every = list(range(len(locals_)))
         self._sharded = [(sharding, [self._table.columns[k] for k in members]) for sharding, members in groups.items()]
+        self._plain = not self._absent and not self._sharded and _all_at is not None
         return True
 
 
@@ -310,6 +330,8 @@ def gradient_stats(params: Sequence[Any], hold: HeldGradients | None = None) -> 
 
     :param hold: gets the gradients, for others who look at them in the same event.
     """
+    import torch
+
     gradients = list(map(GRADIENT, params))
     if hold is not None:
         hold.append(gradients)
@@ -319,13 +341,22 @@ def gradient_stats(params: Sequence[Any], hold: HeldGradients | None = None) -> 
         gradients = [gradients[index] for index in indices]
     if not gradients:
         return None
-    known = norms_on_host(gradients)
-    if known is not None and math.isfinite(norm := math.hypot(*known)):
-        return GradientStats(indices, [norm, *known])
+    # What they mostly are on a host: without the casts and checks of `l2_norms`, which take as long as the norms. A norm of
+    # finite values whose squares overflow is infinite here: then `l2_norms` is asked.
+    if (
+        "cpu" in tensors.HOST
+        and set(map(_ON_HOST, gradients)) == {(True, torch.float32)}
+        and set(map(type, gradients)) == {torch.Tensor}
+        and max(map(ELEMENTS, gradients)) <= LARGE
+    ):
+        try:
+            norms = list(map(_ITEM, torch._foreach_norm(gradients, 2)))
+            if math.isfinite(norm := math.hypot(*norms)):
+                return GradientStats(indices, [norm, *norms])
+        except RuntimeError:  # of a layout that has no such kernel
+            pass
     vector = l2_norms(gradients)
     if vector.device.type not in tensors.HOST:
-        import torch
-
         return GradientStats(indices, DeviceVector(torch.cat([norm_of(vector).reshape(1), vector])))
     norms = vector.tolist()
     norm = math.hypot(*norms)  # scaled by itself: no square of a finite number overflows

@@ -15,6 +15,7 @@ from healthcheck.assembly import open_session
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.instrument import step_events as showing
+from healthcheck.instrument import unseen
 from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
@@ -93,7 +94,7 @@ class Fed:
     def update(self, optimizer: Any, how: str) -> None:
         machine = self.machine
         if how == "?":
-            machine.update_skipped(optimizer, torch.tensor(2.0))
+            unseen.update_skipped(machine, optimizer, torch.tensor(2.0))
             return
         if how == ")":
             machine.update_ends(optimizer)

@@ -209,7 +209,8 @@ class Probe(Protocol):
     ``before_update`` among ``noted`` is asked about a row that is not :attr:`~healthcheck.core.rows.StepRow.over`, too, when
     a rule has to know of an update before it is made, and once more when it is over: it must not answer the same twice.
     One whose ``idle`` is true once training has begun is left out. ``look(row, update)`` is called for each row while its
-    gradients are final, and may put what it finds into ``row.found``. ``events_from`` takes the place of ``rests_until`` in
+    gradients are final, and may put what it finds into ``row.found``; with ``looks_from`` not before about that step.
+    ``events_from`` takes the place of ``rests_until`` in
     steps that are noted in rows. ``rows_with`` names a field of the row: one that is asked only where some row has it, or with
     ``found`` only where it has left something in some row itself, under its name. One that measures time has ``untimed(since, until)``: what happens between these readings of
     ``time.monotonic`` is not the training's time (``until`` is None when it begins)."""

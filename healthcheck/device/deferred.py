@@ -436,7 +436,7 @@ class _Calculation(Deferred):
             # Let go of first: a function that raises is not called again, and pages are free for the next step.
             function, self._function = self._function, None
             operands, self._operands = list(map(_arrived, self._operands)), ()
-            if not any(operand is None for operand in operands):
+            if not any(map(tensors.IS_NONE, operands)):
                 result = function(*operands)
                 self._known = None if result is None else float(result)
         return self._known

@@ -122,7 +122,9 @@ class StepMailbox:
         unread, self._unread = self._unread, []
         if unread:
             self._arrived += arrived(unread)
-        return self.ready()
+        given_out = self.ready()
+        self.oldest = None
+        return given_out
 
     def _sort_out(self, step: int, samples: Sequence[Sample]) -> None:
         """What is known goes on, what is on a device is sent for."""

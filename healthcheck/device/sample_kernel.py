@@ -140,7 +140,7 @@ class ElementTable:
             _launches[key] = direct_launch(compiled, self._count) or False
         elif known:
             launch, handles = known
-            given = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+            given = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
             launch(_raw_stream(self.device), *handles, *given)
         else:
             kernel[(self._count,)](*arguments, num_warps=2)

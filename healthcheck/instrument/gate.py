@@ -88,8 +88,10 @@ class GatingRules:
         self.rules = [state.cause for state in self._states]
         self.metrics = frozenset(rule.selector.metric for rule in self.rules)
         self._known: dict[tuple[str, Labels], list[tuple[CauseState, Limit | None]]] = {}
-        self._restarts = engine.restarts
+        self.restarts = engine.restarts
         """Restarts of the engine up to which ``_known`` holds."""
+        self.varying = False
+        """Whether one of the limits asked for so far may be another one after the next judgement."""
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -123,9 +125,9 @@ class GatingRules:
 
     def _gates(self, sample: Sample) -> list[tuple[CauseState, Limit | None]]:
         """The rules that gate on one series, with their limits where these never change."""
-        if self._restarts != self._engine.restarts:
+        if self.restarts != self._engine.restarts:
             self._known.clear()
-            self._restarts = self._engine.restarts
+            self.restarts, self.varying = self._engine.restarts, False
         known = self._known.get((sample.metric, sample.labels))
         if known is not None:
             return known
@@ -135,7 +137,9 @@ class GatingRules:
                 # Thresholds and finiteness: what they ask now they ask at every step.
                 series = _series(state, sample)
                 steady = series.scorer.memoryless and series.every == 1 and not series.warming
-                found.append((state, _limit(state, sample) if steady else None))
+                limit = _limit(state, sample) if steady else None
+                self.varying = self.varying or limit is None
+                found.append((state, limit))
         self._known[sample.metric, sample.labels] = found
         return found
 
@@ -207,6 +211,7 @@ class UpdateGate:
         """The rules that gate, or None. Known once the number of ranks is."""
         if self._engine is not self._session.engine:
             self._engine, self._bounds_of = self._session.engine, (-1, 0.0)
+            self._bounds.clear()
             off = self._setting in ("off", "False") or self._session.observing
             alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
             self._rules = GatingRules(self._session.engine, alike=() if off else alike) or None
@@ -276,13 +281,14 @@ class UpdateGate:
         """What loss and gradient norm of this optimizer must keep, as long as nothing is judged; None where there is more
         to compare than these two.
         """
-        judged = self._session.engine.step, self._session.judge.judged_at
+        judged, engine = (self._session.engine.step, self._session.judge.judged_at), self._session.engine
+        assert self._rules is not None
         if judged != self._bounds_of:
             self._bounds_of = judged
-            self._bounds.clear()
+            if self._rules.varying or self._rules.restarts != engine.restarts or engine.mutes:
+                self._bounds.clear()
         if index in self._bounds:
             return self._bounds[index]
-        assert self._rules is not None
         labels = optimizer_labels(index)
         low, high = {"loss": -math.inf, "grad_norm": -math.inf}, {"loss": math.inf, "grad_norm": math.inf}
         asked = [Sample(metric, step, 0.0, labels) for metric in sorted(self._rules.metrics)]

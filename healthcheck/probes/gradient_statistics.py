@@ -507,7 +507,7 @@ class InnerGradients:
 # Whose gradients they are.
 
 
-LOOK_EVERY = 50
+LOOK_EVERY = 100
 """Steps between two full looks at a model whose one optimizer holds all that is trained."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -35,6 +38,7 @@ LOW = 1 / 3
 CLIMB = 3
 """Updates, at the least, over which a warm-up rises."""
 _FLOATS = {float}
+_PARAMS = operator.itemgetter("params")
 
 
 class LearningRateProbe:
@@ -87,6 +91,8 @@ class LearningRateProbe:
         self._by_group = self._follows = self._counts_warmups = True
         self._courses = _Courses()
         self._warmups = _Warmups()
+        self._names: dict[int, tuple[Callable[[], Any], list[Any]]] = {}
+        """By optimizer: a weak reference, and what its groups are called."""
         self.events_from = 0
         """Step from which on an optimizer is to be seen, where steps are noted in rows."""
 
@@ -109,6 +115,8 @@ class LearningRateProbe:
         if rate is None:
             return ()
         self._given[index] = step
+        if self._by_group and hasattr(optimizer, "param_groups"):
+            self._names[index] = weak(optimizer), group_names(optimizer)
         samples = [Sample("lr", step, rate, optimizer_labels(index))]
         if self._by_group:
             samples += [
@@ -150,7 +158,16 @@ class LearningRateProbe:
             made.append(Sample("lr", step, rate, labels, time=time))
             samples: list[Sample] = []
             optimizer = row.optimizer() if self._by_group or type(own) is float else None
+            if self._by_group:
+                names = self._names_of(row, optimizer)
+                samples += [
+                    Sample("lr", step, of_group, with_label(labels, "group", name), time=time)
+                    for name, of_group in named_rates(names, rates).items()
+                ]
             if optimizer is None:
+                if type(own) is float and row.seen:
+                    self._courses.went(row.optimizer, own, step)
+                made += samples
                 continue
             if row.seen and not self._by_group:
                 # One update more at an unchanged rate, nearly always: as `_Course.add`, at no call in every step.
@@ -163,11 +180,6 @@ class LearningRateProbe:
                 ):
                     course.before, course.updates, course.last_step = rate, course.updates + 1, step
                     continue
-            if self._by_group:
-                samples += [
-                    Sample("lr", step, of_group, with_label(labels, "group", name))
-                    for name, of_group in named_rates(optimizer, rates).items()
-                ]
             if type(own) is float and row.seen:
                 if self._follows:
                     samples += self._courses.follow(optimizer, index, step, demand, own, late=True)
@@ -182,6 +194,13 @@ class LearningRateProbe:
                 sample.time = time
                 made.append(sample)
         return made
+
+    def _names_of(self, row: StepRow, optimizer: Any) -> list[Any]:
+        """Names of an optimizer's groups; the script may have let go of it since."""
+        if optimizer is not None:
+            self._names[row.optimizer_index] = row.optimizer, group_names(optimizer)
+        known = self._names.get(row.optimizer_index)
+        return known[1] if known is not None and known[0] is row.optimizer else []
 
     def state_dict(self) -> dict[str, Any]:
         rate = self._courses.rate
@@ -238,6 +257,7 @@ class _Courses:
         """Rate at which the run that this one goes on with had stopped, until it was compared."""
         self.places = Places()
         """Where optimizers were made."""
+        self._samplers: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
 
     @property
     def rate(self) -> float | None:
@@ -252,6 +272,12 @@ class _Courses:
         """What is known of an optimizer."""
         course = self.by_id.get(id(optimizer))
         return course if course is not None and course.optimizer() is optimizer else None
+
+    def went(self, optimizer: Callable[[], Any], rate: float, step: int) -> None:
+        """One update, at this rate, of an optimizer that the script has let go since: of a weak reference nothing else is left."""
+        for course in self._known:
+            if course.optimizer is optimizer:
+                course.add(rate, step)
 
     def follow(
         self, optimizer: Any, index: int, step: int, demand: Demand, rate: float, *, late: bool = False
@@ -268,7 +294,7 @@ class _Courses:
                 return []
             course.had_state = course.had_state or len(optimizer.state) > 0
             if not late and step % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
-                course.last_weights = _look(optimizer)
+                course.last_weights = self._look(optimizer, "last")
         return self._samples(optimizer, index, step, demand, course, rate)
 
     def _samples(
@@ -299,7 +325,7 @@ class _Courses:
 
     def _begin(self, optimizer: Any, index: int, step: int, rate: float) -> tuple[_Course, Any, Any, Any]:
         """The first update of an optimizer object: does it continue what another one began?"""
-        weights = _look(optimizer)
+        weights = self._look(optimizer, "first")
         new = _Course(weak(optimizer), _shapes(optimizer), type(optimizer), weights, weights, first=rate)
         old = self._predecessor(new, step)
         self._known = [*self._known[1 - COURSES :], new]
@@ -335,6 +361,17 @@ class _Courses:
                 return old
         return None
 
+    def _look(self, optimizer: Any, role: str) -> list[SampledRows]:
+        """Some of its weights now; what was read before in the same role may be overwritten."""
+        params = list(evenly(list(chain.from_iterable(map(_PARAMS, optimizer.param_groups))), TENSORS))
+        try:
+            sampler = self._samplers.get(optimizer)
+            if sampler is None or list(map(id, params)) != list(map(id, sampler.params)):
+                sampler = self._samplers[optimizer] = ElementSampler(params)
+        except TypeError:  # an optimizer of which there are no weak references
+            sampler = ElementSampler(params)
+        return sampler.weights(role)
+
     @staticmethod
     def _same_model(old: _Course, new: _Course) -> Any:
         """Whether weights lie near the old ones' last, and are not their first: 1 or 0."""
@@ -347,11 +384,6 @@ class _Courses:
             return 0.0
         near = (now - last).norm() <= ALIKE * last.norm()
         return number(near & (now != first).any())
-
-
-def _look(optimizer: Any) -> list[SampledRows]:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return ElementSampler(list(evenly(params, TENSORS))).weights()
 
 
 def _shapes(optimizer: Any) -> frozenset[Any]:
@@ -493,7 +525,12 @@ def scheduled_goal(optimizer: Any) -> float:
 def group_rates(optimizer: Any) -> dict[str, Any]:
     """Learning rate by group: its name where it has one, else its number. Rates on a device are deferred numbers."""
     groups = getattr(optimizer, "param_groups", ())
-    return named_rates(optimizer, [number(group.get("lr")) for group in groups]) if groups else {}
+    return named_rates(group_names(optimizer), [number(group.get("lr")) for group in groups]) if groups else {}
+
+
+def group_names(optimizer: Any) -> list[Any]:
+    """What the groups of an optimizer are called; None for one without a name."""
+    return [group.get("name") for group in optimizer.param_groups]
 
 
 def _largest_of(rates: Sequence[Any]) -> Any:
@@ -501,12 +538,14 @@ def _largest_of(rates: Sequence[Any]) -> Any:
     return largest(known) if known else None
 
 
-def named_rates(optimizer: Any, rates: Sequence[Any]) -> dict[str, Any]:
-    """As :func:`group_rates`, of rates that were read before."""
+def named_rates(names: Sequence[Any], rates: Sequence[Any]) -> dict[str, Any]:
+    """As :func:`group_rates`, of rates that were read before.
+
+    :param names: as of :func:`group_names`.
+    """
     named: dict[str, Any] = {}
-    for place, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=False)):
+    for place, (name, rate) in enumerate(zip(names, rates, strict=False)):
         if rate is not None:
-            name = group.get("name")
             named[name if isinstance(name, str) and name not in named else str(place)] = rate
     return named
 

@@ -19,6 +19,8 @@ from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import kind_of, saved, source_of
 from healthcheck.probes.labels import optimizer_labels, where_called
+from healthcheck.probes.looks import PAUSE
+from healthcheck.rulelang.rule import SETTLED
 
 TENSORS = 4
 """Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""
@@ -50,13 +52,13 @@ class StepOrderProbe:
     zeros in the tensors looked at); then hooks on a few parameters watch one backward pass, and are removed.
 
     *Reused*: an update without a backward pass since the optimizer's last one, with the very same gradients, which
-    torch's version counters prove without a look at them. Gradients that a script writes itself are none.
+    torch's version counters prove without a look at them. Gradients that a script writes itself are none. In a run that has
+    settled without any, these are looked at again once an update had no pass.
     """
 
     name = "step-order"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     noted = (EventKind.LOSS,)
-    rows_with = "found"
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.cleared",
@@ -75,6 +77,8 @@ class StepOrderProbe:
     def __init__(self) -> None:
         self.events_from = 0
         """Step from which on an optimizer is to be seen, where steps are noted in rows."""
+        self.looks_from = 0
+        """The same for gradients of updates: in a run in which each has had a pass of its own, rows say so if one has none."""
         self._losses = 0
         self._orders: dict[int, _Order] = {}
 
@@ -92,7 +96,7 @@ class StepOrderProbe:
         if event.row is None:
             row, model = StepRow(step, event.optimizer_index), cast(Any, event.model)  # nobody looks at it
             self.look(row, Update(model, demand, event.optimizer, event.optimizer_index))
-            if self.name in row.found:
+            if row.found.get(self.name) is not None:
                 samples.append(_reused(row.found[self.name], step, labels))
         else:
             self.events_from = demand.next_due(("grads.cleared",), step)
@@ -139,14 +143,39 @@ class StepOrderProbe:
             order.losses, order.version = losses, version
             if not known:
                 order.gradient = weakref.ref(gradient)
-        if len(reused) == UPDATES and "updates.reused" in update.demand.due_now:
-            row.found[self.name] = sum(reused)
+        row.found[self.name] = None
+        if len(reused) == UPDATES:
+            if "updates.reused" in update.demand.due_now:
+                row.found[self.name] = sum(reused)
+            if row.step >= SETTLED and not any(reused):
+                orders = self._orders.values()
+                calm = all(len(known.reused) == UPDATES and not any(known.reused) for known in orders)
+                self.looks_from = row.step + PAUSE if calm else 0
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
-        made = []
+        made: list[Sample] = []
+        every = -1
         for row in rows:
-            if self.name in row.found:
-                sample = _reused(row.found[self.name], row.step, optimizer_labels(row.optimizer_index))
+            count = row.found.get(self.name, -1)
+            if count == -1:  # nobody has looked
+                if not row.seen:
+                    continue
+                self._losses += len(row.passes)
+                if not row.passes and self.looks_from:
+                    self.looks_from = 0
+                    for order in self._orders.values():
+                        order.reused.clear()  # of the next updates each is looked at
+                if every < 0:
+                    every = demand.every_of("updates.reused") if demand.wants("updates.reused") else 0
+                if (
+                    every
+                    and not row.step % every
+                    and row.step < self.looks_from
+                    and row.optimizer_index in self._orders
+                ):
+                    count = 0
+            if count is not None and count >= 0:
+                sample = _reused(count, row.step, optimizer_labels(row.optimizer_index))
                 sample.time = row.update_time
                 made.append(sample)
         return made

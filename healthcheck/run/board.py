@@ -250,6 +250,9 @@ class ProbeBoard:
         for kind, keys in plan.unless_paused:
             if not keys <= paused:
                 wanted.add(kind)
+        for probe, look in self._plans.resting_looks:
+            if (probe.looks_from > step) is (look in self.looks):  # type: ignore[attr-defined]
+                self._choose_looks(step)
         self.quiet_from, self.busy_at = step, 0
         if rows and not hit and not self.measures_device and wanted.isdisjoint(self._within):
             # The first step after this one that is not like it.
@@ -258,6 +261,10 @@ class ProbeBoard:
             for every, ahead, _ in self._plans.marks:
                 woken = min(woken, step + every - (step + ahead) % every)
             self.busy_at = woken
+
+    def _choose_looks(self, step: int) -> None:
+        resting = [look for probe, look in self._plans.resting_looks if probe.looks_from > step]  # type: ignore[attr-defined]
+        self.looks = [look for look in self._plans.looks if look not in resting]
 
     def look_for_fault(self, step: int) -> None:
         """The loss of a step that is noted in rows is not finite: those are asked who say where that came from.
@@ -313,8 +320,6 @@ class ProbeBoard:
             self.begin_step(step)
             # Nobody announced this step, so nobody knows which events of it are worth building: all that may be.
             self.wanted.update(self.by_kind)
-        if self.rows:  # so that probes hear of everything in its order
-            self.catch_up()
         if event.optimizer is not None:
             known = self.optimizers.get(index)
             if known is None or known() is not event.optimizer:
@@ -338,6 +343,8 @@ class ProbeBoard:
                 rest = self._rests.get((call.name, call.pauses, index))
                 if rest is not None and rest[0] > step > rest[1]:
                     continue
+            if call.reads_rows and self.rows:  # so that it hears of everything in its order
+                self.catch_up()
             began = perf_counter_ns() if weight else 0
             try:
                 if each:

@@ -51,6 +51,8 @@ class Call:
     """Bits of the schedule at which it has something to do; 0: always."""
     seldom: bool
     """Whether :attr:`fact` is there so seldom that whoever builds the event looks for it."""
+    reads_rows: bool
+    """Whether it hears of steps from their rows as well."""
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class StepPlans:
         self.row_calls: list[RowCall] = []
         self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
         """Who looks at every update of a step that is noted in rows, with the name of the probe; below, at every batch."""
+        self.resting_looks: list[tuple[Probe, tuple[str, Callable[[StepRow, Update], None]]]] = []
+        """Those of them, with their probes, that say from which step on (``looks_from``)."""
         self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
         self._demand = demand
         self._probes: dict[str, Probe] = {}
@@ -170,6 +174,7 @@ class StepPlans:
                 each=bool(pauses) and not _rests_for_all(probe, rows),
                 marks=sum(bits[mark] for mark in schedules[probe.name]) if due else 0,
                 seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
+                reads_rows=hasattr(probe, "sample_rows"),
             )
 
         for rows in (False, True):
@@ -179,7 +184,7 @@ class StepPlans:
                 if hear:
                     calls[kind] = [call(probe, kind, rows) for probe in hear]
         self.known.clear()
-        self.row_calls, self.looks, self.batch_looks = [], [], []
+        self.row_calls, self.looks, self.resting_looks, self.batch_looks = [], [], [], []
         for probe in wired.values():
             if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
                 early = EventKind.BEFORE_UPDATE in _noted(probe)
@@ -189,6 +194,8 @@ class StepPlans:
                 self.row_calls.append(RowCall(probe.sample_rows, probe.name, early, read, fact == "found"))
                 if hasattr(probe, "look"):
                     self.looks.append((probe.name, probe.look))
+                    if hasattr(probe, "looks_from"):
+                        self.resting_looks.append((probe, self.looks[-1]))
                 if hasattr(probe, "look_at_batch"):
                     self.batch_looks.append((probe.name, probe.look_at_batch))
 
@@ -196,7 +203,7 @@ class StepPlans:
         """End every pause that has to do with optimizers; who has said that it is done for good stays so."""
         for probe in self._probes.values():
             if not getattr(probe, "rests_always", False):
-                for attribute in ("rests_until", "events_from"):
+                for attribute in ("rests_until", "events_from", "looks_from"):
                     if 0 < getattr(probe, attribute, 0) < sys.maxsize:
                         with contextlib.suppress(AttributeError):  # a plugin's may be a property
                             setattr(probe, attribute, 0)

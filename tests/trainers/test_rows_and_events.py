@@ -344,3 +344,20 @@ def test_what_is_looked_at_now_and_then_is_looked_at_another_time_where_the_loss
     seen = [step for step, _ in session.history("memory.host", 1000)]
     assert (bad[-1] in seen) is looked_at
     assert [step for step in seen if step not in bad] == [step for step in range(10, 91, 10) if step not in bad]
+
+
+def test_updates_without_a_pass_of_their_own_are_noticed_in_a_run_that_has_had_none_for_long() -> None:
+    """Gradients are not looked at in each step then; rows say that an update had no pass."""
+    loop = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(420):
+        optimizer.zero_grad()
+        loss_of().backward()
+        optimizer.step()
+        if step >= 300:
+            optimizer.step()
+    """
+    reused = trained(loop, rows=True)["updates.reused()"]
+    due = [*range(20, 201, 10), 240, 280]
+    assert [(step, value) for step, value, _ in reused if step <= 300] == [(step, 0.0) for step in due]
+    assert [(step, value) for step, value, _ in reused if step >= 360] == [(step, 0.5) for step in range(360, 540, 40)]

@@ -279,6 +279,26 @@ def test_in_steps_that_are_noted_in_rows_a_probe_rests_for_each_of_several_optim
     assert shown == [(1, 0), (1, 1), *happened, (4, 0), (5, 0), (5, 1)]
 
 
+def test_a_probe_says_from_which_step_on_it_looks_at_updates() -> None:
+    probe, looked = Reading(looks_from=0), list[int]()
+
+    def look(row: StepRow, update: Any) -> None:
+        looked.append(row.step)
+        probe.looks_from = 30 if row.step == 4 else 0
+
+    probe.look = look  # type: ignore[attr-defined]
+    watching = board(probe, a=5)
+    for step in range(1, 40):
+        watching.begin_step(step, rows=True)
+        for _, see in watching.looks:
+            see(StepRow(step), None)  # type: ignore[arg-type]
+    assert looked == [1, 2, 3, 4, *range(30, 40)]
+    probe.looks_from = 1000
+    watching.meet(Optimizer(), 0)
+    watching.begin_step(40, rows=True)
+    assert watching.looks, "a new optimizer ends a rest"
+
+
 def test_a_probe_that_finds_nothing_to_do_when_training_begins_is_shown_nothing_else() -> None:
     probe = Listening(idle=True, listens_to=(EventKind.TRAIN_START, *STEP))
     watching = board(probe, a=1)

@@ -22,7 +22,7 @@ from torch import nn
 from healthcheck.core.events import Event, EventKind
 from healthcheck.device.deferred import DeviceVector
 from healthcheck.probes.gradient_statistics import GradientPass, gradient_stats
-from healthcheck.probes.gradients import TrainedParameters
+from healthcheck.probes.trained_parameters import TrainedParameters
 
 SHAPES = {
     "150 tensors, 124M": (150, 124_000_000),

@@ -293,7 +293,7 @@ def usable(tensor: Any) -> bool:
     return not tensor.numel() or dense(tensor)
 
 
-PLACES = 8
+PLACES = 16
 """Sets of addresses that are kept on the device. Memory that a script frees and allocates again in each step mostly goes round
 between two."""
 _MARKS = itertools.count(1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, numbers
-from healthcheck.device.tensors import is_tensor, on_host
+from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import (
@@ -71,6 +72,8 @@ class TrainedClassProbe:
 
     def __init__(self, classes: TrainedClasses | None = None) -> None:
         self.rests_until = 0
+        self._all = 0
+        """How many classes there are, where each has been a label."""
         self._classes = classes or TrainedClasses()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -84,12 +87,18 @@ class TrainedClassProbe:
         if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
             self.rests_until = ask_again(event.step)
             return ()
-        self._classes.add(labels, int(answers.shape[-1]))
+        classes = int(answers.shape[-1])
+        self._classes.add(labels, classes)
+        count = calculate(partial(self._counted, classes), number(self._classes.seen.sum()))
         if self._classes.known:
             # All of them: no further look can add one, but for the first of another training in this process.
-            all_seen = on_host(self._classes.seen) and bool(self._classes.seen.all())
-            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM if all_seen else LOOK_SETTLED)
-        return (Sample("targets.classes", event.step, number(self._classes.seen.sum())),)
+            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM if self._all == classes else LOOK_SETTLED)
+        return (Sample("targets.classes", event.step, count),)
+
+    def _counted(self, classes: int, count: float) -> float:
+        """The number of classes seen has arrived: were these all?"""
+        self._all = classes if count >= classes else 0
+        return count
 
 
 class UnseenClassProbe:

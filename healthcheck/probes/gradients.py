@@ -21,10 +21,10 @@ from healthcheck.probes.gradient_statistics import (
     GradientPass,
     GradientStats,
     InnerPass,
-    TrainedParameters,
     gradient_stats,
 )
 from healthcheck.probes.labels import first_few, optimizer_labels, with_label
+from healthcheck.probes.trained_parameters import TrainedParameters
 
 _KEPT = 32
 """Steps whose facts are kept: values from a device arrive that much later at most, or nearly so."""

@@ -176,7 +176,7 @@ class LeftoverProbe:
             sampler = self._samplers[event.optimizer] = ElementSampler(looked_at)
         fingerprint = sampler.gradients()
         still = list(map(_proves_something, fingerprint))
-        gradients = [weak(p.grad) for p in sampler.params]
+        gradients: list[Callable[[], Any]] = list(map(weakref.ref, map(GRADIENT, sampler.params)))
         self._left[event.optimizer_index] = _Left(weak(event.optimizer), sampler, fingerprint, gradients, still)
 
     @staticmethod
@@ -216,7 +216,7 @@ class LeftoverProbe:
         asked = number(torch.stack([rows.sum().to(home) for rows in usable]).sum())
         # Without an old gradient that may have been added to, nothing was left over, whatever values look like.
         held: Any = 0.0
-        if any(map(_added_to, left.sampler.params, left.gradients)):
+        if _some_added_to(left.sampler.params, left.gradients):
             held = number(torch.stack([rows.sum().to(home) for rows in left.still]).sum())
         share = calculate(_share, held, asked)
 
@@ -238,14 +238,17 @@ def _share(held: float, asked: float) -> float | None:
     return held / asked if asked else None
 
 
-def _added_to(parameter: Any, old: Callable[[], Any]) -> bool:
-    """Whether what a parameter has now may be its old gradient with a new one on top.
+def _some_added_to(params: Sequence[Any], old: Sequence[Callable[[], Any]]) -> bool:
+    """Whether what some parameter has now may be its old gradient with a new one on top.
 
     A backward pass adds in place, unless it makes a graph of the gradient. A script that sets ``p.grad`` by itself (from
     half-precision weights, from gradients of several losses) has left nothing over, though it clears nothing.
     """
-    now = parameter.grad
-    return now is not None and (now is old() or bool(now.requires_grad))
+    for parameter, known in zip(params, old, strict=True):
+        now = parameter.grad
+        if now is not None and (now is known() or now.requires_grad):
+            return True
+    return False
 
 
 # --------------------------------------------------------------------------------------------------

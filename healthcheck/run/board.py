@@ -250,7 +250,7 @@ class ProbeBoard:
         for kind, keys in plan.unless_paused:
             if not keys <= paused:
                 wanted.add(kind)
-        for probe, look in self._plans.resting_looks:
+        for probe, look in self._plans.look_pauses:
             if (probe.looks_from > step) is (look in self.looks):  # type: ignore[attr-defined]
                 self._choose_looks(step)
         self.quiet_from, self.busy_at = step, 0
@@ -263,8 +263,8 @@ class ProbeBoard:
             self.busy_at = woken
 
     def _choose_looks(self, step: int) -> None:
-        resting = [look for probe, look in self._plans.resting_looks if probe.looks_from > step]  # type: ignore[attr-defined]
-        self.looks = [look for look in self._plans.looks if look not in resting]
+        left_out = [look for probe, look in self._plans.look_pauses if probe.looks_from > step]  # type: ignore[attr-defined]
+        self.looks = [look for look in self._plans.looks if look not in left_out]
 
     def look_for_fault(self, step: int) -> None:
         """The loss of a step that is noted in rows is not finite: those are asked who say where that came from.

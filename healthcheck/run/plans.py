@@ -139,7 +139,7 @@ class StepPlans:
         self.row_calls: list[RowCall] = []
         self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
         """Who looks at every update of a step that is noted in rows, with the name of the probe; below, at every batch."""
-        self.resting_looks: list[tuple[Probe, tuple[str, Callable[[StepRow, Update], None]]]] = []
+        self.look_pauses: list[tuple[Probe, tuple[str, Callable[[StepRow, Update], None]]]] = []
         """Those of them, with their probes, that say from which step on (``looks_from``)."""
         self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
         self._demand = demand
@@ -184,7 +184,7 @@ class StepPlans:
                 if hear:
                     calls[kind] = [call(probe, kind, rows) for probe in hear]
         self.known.clear()
-        self.row_calls, self.looks, self.resting_looks, self.batch_looks = [], [], [], []
+        self.row_calls, self.looks, self.look_pauses, self.batch_looks = [], [], [], []
         for probe in wired.values():
             if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
                 early = EventKind.BEFORE_UPDATE in _noted(probe)
@@ -195,7 +195,7 @@ class StepPlans:
                 if hasattr(probe, "look"):
                     self.looks.append((probe.name, probe.look))
                     if hasattr(probe, "looks_from"):
-                        self.resting_looks.append((probe, self.looks[-1]))
+                        self.look_pauses.append((probe, self.looks[-1]))
                 if hasattr(probe, "look_at_batch"):
                     self.batch_looks.append((probe.name, probe.look_at_batch))
 

@@ -76,7 +76,7 @@ def one_copy(case: str, steps: int = 10) -> dict[str, Any]:
         if health is not None:
             health.close()
     ours = {key: counts["watched"][key] - counts["bare"][key] for key in ("copies", *WAITS)}
-    passed = ours["copies"] == steps and not any(ours[key] for key in WAITS)
+    passed = ours["copies"] <= steps and not any(ours[key] for key in WAITS)
     return {"steps": steps, "ours": ours, "passed": passed}
 
 

@@ -205,9 +205,12 @@ class DeviceVector:
         page = self.own_page
         if page is None or page.mark.value != self.mark:
             return False
+        self._take(page)
+        return True
+
+    def _take(self, page: OwnPage) -> None:
         self.floats = page.numbers[:]
         self.tensor = self.slots = self.own_page = self._fetch = None
-        return True
 
     def __getitem__(self, position: int) -> Deferred:
         """One element, as a deferred number."""
@@ -226,7 +229,9 @@ class DeviceVector:
         """All elements; waits for the device if they have not arrived."""
         if self.floats is None and not self.has_landed() and self._fetch is not None:
             self._fetch()
-        if self.floats is None and not self.has_landed():
+            if self.own_page is not None:  # whoever has waited need not look for a mark
+                self._take(self.own_page)
+        if self.floats is None:
             assert self.tensor is not None
             self.floats = self.tensor.detach().flatten().tolist()
             self.tensor = self.slots = self.own_page = None

@@ -359,6 +359,10 @@ class GradientTable:
         self.words = words
         self.known: list[tuple[list[int], Any, int]] = []
         """Where these tensors have been: addresses, and the same on the device with the address of that."""
+        self.writes = True
+        """Whether the device writes results to the host itself."""
+        self._trial: tuple[Any, OwnPage, int] | None = None
+        """The first launch: an event behind it, its page and its mark, until somebody has looked whether that came."""
         self._last: DeviceVector | None = None
         self._memory: Any = None
         self._result = 0
@@ -434,7 +438,7 @@ class GradientTable:
             whole = torch.empty(SLOTS + self._size + 1, dtype=torch.float64, device=self.device)
             self._memory = whole[SLOTS:-1], Slots(whole[:-1], SLOTS)
             self._result = self._memory[0].data_ptr()
-        if final:
+        if final and self.writes:
             pages, mark = self._pages, next(_MARKS)
             page = pages[0]
             holder = page.holder()  # as `OwnPage.free` does, at one call less in every step
@@ -452,11 +456,17 @@ class GradientTable:
                 launch(stream, *handles, place[2], *self._fixed, self._result, target, *scalars, mark, 0, *constants)
         else:
             self._launch(place[1], vector.tensor, vector.tensor if page is None else page.tensor, scalars, mark, 0)
+            if page is not None:
+                event = torch.cuda.Event()
+                event.record(self._left)
+                self._trial = event, page, mark
         return vector
 
     def _spare_page(self) -> OwnPage:
         """Another page than the next one, of which somebody may still want the numbers."""
         pages = self._pages
+        if self._trial is not None and self._trial[0].query():
+            self._check_marks()
         page = next((page for page in pages if page.free), None)
         if page is None:
             page = OwnPage(self._size)
@@ -464,6 +474,19 @@ class GradientTable:
             pages.remove(page)
         pages.append(page)
         return page
+
+    def _check_marks(self) -> None:
+        """A launch is over: its mark must stand in the host's memory. Where it does not (a device that can write there, but not
+        in this way), numbers are copied from now on."""
+        assert self._trial is not None
+        (_, page, mark), self._trial = self._trial, None
+        if page.mark.value == mark or page.awaited != mark:
+            return
+        self.writes = False
+        for page in self._pages:
+            vector = page.holder()
+            if vector is not None and vector.own_page is page:
+                vector.numbers()
 
     def _wait(self) -> None:
         """Until the last launch is over. (Waiting for the stream would count as a wait of the script.)"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from healthcheck.device.between import WORDS, hand_out, take_up
-from healthcheck.device.deferred import value_of, values_of
+from healthcheck.device.deferred import DeviceVector, value_of, values_of
+from healthcheck.device.pages import OwnPage
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, gradient_stats
 
 SIZES = (1, 5, 768, 1024, 8191, 8192, 32768, 32769, 100_000, 3_000_001)
@@ -266,3 +268,31 @@ def test_nobody_waits_for_a_step_that_nobody_reads() -> None:
             assert one_pass.keep(params, step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_where_marks_do_not_come_numbers_are_copied_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that writes to the host, but whose marks are not seen there."""
+    from healthcheck.device import gradient_kernel
+
+    made = OwnPage.__init__
+
+    def blind(page: OwnPage, count: int) -> None:
+        made(page, count)
+        page.mark = ctypes.c_longlong(0)
+
+    monkeypatch.setattr(gradient_kernel, "_PAGES", {})
+    monkeypatch.setattr(OwnPage, "__init__", blind)
+    params = params_with([torch.ones(1000, device="cuda")])
+    one_pass, found, copied = GradientPass(), list[GradientStats](), list[bool]()
+    for step in range(1, 7):
+        assert params[0].grad is not None
+        params[0].grad.fill_(step)
+        stats = one_pass.measure(params)
+        assert stats is not None
+        assert isinstance(stats.numbers, DeviceVector)
+        copied.append(stats.numbers.own_page is None)
+        found.append(stats)
+        torch.cuda.synchronize()
+    assert copied == [False, False, True, True, True, True]
+    wanted = [step * math.sqrt(1000) for step in range(1, 7)]
+    assert [value_of(stats.total()) for stats in found] == pytest.approx(wanted)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import sys
+import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from healthcheck.assembly import open_session
+from healthcheck.instrument.script import ScriptTrainer
 
 RULES = {
     "version": 1,
@@ -119,6 +127,60 @@ def test_one_copy_to_the_host_a_step_and_no_synchronisation(watch: Any) -> None:
     waits = [n for n in names if "Synchronize" in n and "cudaDeviceSynchronize" not in n]
     assert len(copies) == steps, sorted(set(names))
     assert waits == []
+
+
+USUAL = """
+    import torch
+    import training
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.randn(32, 64, device="cuda")
+    for step in range(60):
+        with training.traced(step):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+"""
+
+
+def test_a_usual_step_of_a_script_copies_nothing_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that measures gradients writes loss, norms and the norm that the loop has clipped by to the host itself."""
+    names: list[str] = []
+
+    @contextlib.contextmanager
+    def traced(step: int) -> Iterator[None]:
+        if step < 40:
+            yield
+            return
+        torch.cuda.synchronize()
+        with torch.profiler.profile(acc_events=True) as trace:
+            yield
+        names.extend(event.name for event in trace.events() or [])
+
+    monkeypatch.setitem(sys.modules, "training", SimpleNamespace(traced=traced))
+    rules = """
+    version: 1
+    rules:
+      loss-not-finite: {metric: loss, when: nonfinite}
+      gradients-high: {metric: grad_norm, when: {above: 1000}}
+      each-gradient-high: {metric: "grad_norm[*]", when: {above: 1000}}
+      rate-high: {metric: lr, when: {above: 1}}
+    """
+    session = open_session(
+        target="train.py", rules=[rules], settings={"overhead_budget": "off"}, console=False, record=False
+    )
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(USUAL))
+    assert ScriptTrainer(session).run(str(script), []) == 0
+    assert session.internal_errors == [] == session.dispatch.errors
+    assert any("statistics" in name for name in names), "the kernel was launched"
+    assert [name for name in names if "Memcpy DtoH" in name] == []
+    for series in ("loss", "grad_norm", "grad_norm[0.weight]"):
+        assert [step for step, _ in session.history(series, 100)] == list(range(1, 61))
 
 
 def test_detail_is_of_the_step_that_was_bad_although_it_is_read_later(watch: Any) -> None:

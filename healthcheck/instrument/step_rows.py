@@ -148,7 +148,7 @@ class StepNotes:
         elif getattr(loss, "is_cpu", False) and loss.is_floating_point():
             value = float(loss)  # as `number` does, at one call less in every pass; so does the next
         elif getattr(loss, "is_cuda", False) and loss.numel() == 1 and loss.is_floating_point():
-            value = DeviceScalar(loss.detach())
+            value = DeviceScalar(loss.detach() if loss.requires_grad else loss)
         else:
             value = number(loss)
             if value is None:

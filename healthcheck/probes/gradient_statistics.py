@@ -187,7 +187,8 @@ class GradientPass:
             # Nearly always so: each of the same parameters has a gradient, and all lie where they have lain before.
             gradients = list(map(GRADIENT, params))
             try:
-                for known in table.known:
+                # Of another type they might lie where others have lain.
+                for known in table.known if gradients[0].nbytes == self._bytes[0] else ():
                     if _all_at(gradients, known[0], self._every):
                         place = known
                         break
@@ -275,14 +276,15 @@ class GradientPass:
         try:
             if self._sharded:
                 gradients = [g._local_tensor for g in gradients]
-            if _all_at is not None:
+            alike = gradients[0].nbytes == self._bytes[0]
+            if _all_at is not None and alike:
                 for place in table.known:
                     if _all_at(gradients, place[0], self._every):
                         return place  # type: ignore[no-any-return]
             addresses = list(map(ADDRESS, gradients))
         except (AttributeError, RuntimeError, TypeError):  # a gradient is gone, or of another layout
             return None
-        for place in table.known:
+        for place in table.known if alike else ():
             if place[0] == addresses:
                 return place  # type: ignore[no-any-return]
         # A gradient that moved may have been made anew with another size or alignment.

@@ -296,3 +296,14 @@ def test_where_marks_do_not_come_numbers_are_copied_and_none_is_lost(monkeypatch
     assert copied == [False, False, True, True, True, True]
     wanted = [step * math.sqrt(1000) for step in range(1, 7)]
     assert [value_of(stats.total()) for stats in found] == pytest.approx(wanted)
+
+
+def test_gradients_of_another_type_where_others_have_lain_are_read_as_what_they_are() -> None:
+    memory = torch.randn(4000, device="cuda")
+    holder: Any = type("Holder", (), {"device": memory.device})()
+    one_pass, names = GradientPass(), ["weight"]
+    for kind in (torch.float32, torch.bfloat16, torch.float32):
+        holder.grad = memory.view(kind)[:1000].copy_(torch.randn(1000))
+        stats = one_pass.measure([holder], names)
+        assert stats is not None
+        same(fields(stats, 0), expected(holder.grad))

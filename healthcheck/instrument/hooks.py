@@ -264,10 +264,12 @@ class TorchHooks:
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stepped = True
         machine = self._machine
-        if machine is None or machine.paused or not self.patches.active:
+        if machine is None:
             return None
         unwatched = machine.unwatched
-        if unwatched.left and (id(optimizer) == unwatched.alone or unwatched.update_begins(optimizer)):
+        if id(optimizer) == unwatched.alone or machine.paused or not self.patches.active:
+            return None
+        if unwatched.left and unwatched.update_begins(optimizer):
             return None
         try:
             return machine.update_begins(optimizer, args, kwargs)

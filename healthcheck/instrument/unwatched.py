@@ -304,7 +304,7 @@ class UnwatchedSteps:
         if not self._on:
             return
         machine, session = self._machine, self._machine.session
-        steps, self.left, self._done, self._on = self._done, 0, 0, False
+        steps, self.left, self._done, self._on, self.alone = self._done, 0, 0, False, 0
         session.own_ns += steps * HOOKS_NS
         session.budget.gap_over(steps, session.own_ns, session.active(), step=machine.number)
         session.board.steps_left_out(machine.number, session.last_event_at)

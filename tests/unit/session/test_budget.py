@@ -336,9 +336,10 @@ def test_on_a_busy_machine_the_allowance_is_what_we_really_ran() -> None:
     assert budget.binds_at == pytest.approx(1.1e9 + left * 1e9, rel=0.01)
     assert not budget.put_off(2_000_000_000, 0.5)
     assert budget.step_over(2000, 2_000_000_000, 40.0) == 0  # from here on is known what steps cost
-    assert budget.put_off(3_000_000_000, 0.5)
-    assert not budget.put_off(3_200_000_002, 0.5)
-    budget.step_over(4000, 3_200_000_000, 80.0)
+    used_up = int(2 * ALLOWANCE / FIRST_DISPLACED * 1e9)
+    assert budget.put_off(used_up - 200_000_000, 0.5)
+    assert not budget.put_off(used_up + 2, 0.5)
+    budget.step_over(4000, used_up, 80.0)
     assert budget.binds
     assert budget.credit(80.0) == pytest.approx(0.8)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,6 +240,29 @@ class ElementSampler:
             # The same elements of both are wanted, so the gradient has to lie as the weight does.
             gradient = torch.empty_like(local).copy_(gradient)
         return strided_view(gradient, self.per_tensor)
+
+
+class KeptSamplers:
+    """The sampler of each optimizer, made anew where its parameters are others. No optimizer is kept alive, and once it is gone
+    nor are they."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
+
+    def of(self, optimizer: Any, params: Sequence[Any]) -> ElementSampler:
+        """Of these parameters of an optimizer."""
+        try:
+            sampler = self._known.get(optimizer)
+            if sampler is None or not same_objects(params, sampler.params):
+                sampler = self._known[optimizer] = ElementSampler(params)
+        except TypeError:  # an optimizer of which there are no weak references
+            sampler = ElementSampler(params)
+        return sampler
+
+
+def same_objects(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two lists hold the very same tensors."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _compared(now: Any, before: Any, gradients: Any) -> Any:

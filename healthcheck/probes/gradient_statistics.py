@@ -99,10 +99,7 @@ class GradientStats:
 
     def number(self, field: str, k: int | None = None) -> Any:
         """A statistic of the ``k``-th gradient of ``indices``, or of all together: a float or a deferred number."""
-        row, count = self.fields.index(field), len(self.indices)  # as `position` does, at one call less
-        if k is None:
-            return self.numbers[row]
-        return self.numbers[len(self.fields) + row * count + (k if self._columns is None else self._columns[k])]
+        return self.numbers[self.position(field, k)]
 
     def row(self, field: str) -> list[Any]:
         """A statistic of every gradient of ``indices``: floats or deferred numbers."""

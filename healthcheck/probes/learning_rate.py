@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import Places, weak
 from healthcheck.core.samples import NO_LABELS, Metric, Sample
 from healthcheck.device.deferred import largest, number, where
-from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.device.sampling import KeptSamplers, SampledRows
 from healthcheck.device.tensors import evenly
 from healthcheck.probes.labels import optimizer_labels, with_label
 from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, next_look
@@ -257,7 +256,7 @@ class _Courses:
         """Rate at which the run that this one goes on with had stopped, until it was compared."""
         self.places = Places()
         """Where optimizers were made."""
-        self._samplers: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
+        self._samplers = KeptSamplers()
 
     @property
     def rate(self) -> float | None:
@@ -363,14 +362,8 @@ class _Courses:
 
     def _look(self, optimizer: Any, role: str) -> list[SampledRows]:
         """Some of its weights now; what was read before in the same role may be overwritten."""
-        params = list(evenly(list(chain.from_iterable(map(_PARAMS, optimizer.param_groups))), TENSORS))
-        try:
-            sampler = self._samplers.get(optimizer)
-            if sampler is None or list(map(id, params)) != list(map(id, sampler.params)):
-                sampler = self._samplers[optimizer] = ElementSampler(params)
-        except TypeError:  # an optimizer of which there are no weak references
-            sampler = ElementSampler(params)
-        return sampler.weights(role)
+        params = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
+        return self._samplers.of(optimizer, evenly(params, TENSORS)).weights(role)
 
     @staticmethod
     def _same_model(old: _Course, new: _Course) -> Any:

@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -17,7 +16,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, value_of
-from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.device.sampling import ElementSampler, KeptSamplers, SampledRows
 from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly, is_tensor, on_host
 from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, kind_of, past_neutral, saved, shape_of, source_of
 from healthcheck.probes.labels import optimizer_labels, where_called, where_made
@@ -125,7 +124,7 @@ class LeftoverProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
-        self._samplers: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
+        self._samplers = KeptSamplers()
         """Of each optimizer, as long as it lives: it holds the same parameters."""
         self._left: dict[int, _Left] = {}
         self._marks: dict[int, GradientMarks] = {}
@@ -171,9 +170,7 @@ class LeftoverProbe:
             if marks is not None:
                 self._marks[event.optimizer_index] = marks
             return
-        sampler = self._samplers.get(event.optimizer)
-        if sampler is None or len(sampler.params) != len(looked_at) or not all(map(is_, sampler.params, looked_at)):
-            sampler = self._samplers[event.optimizer] = ElementSampler(looked_at)
+        sampler = self._samplers.of(event.optimizer, looked_at)
         fingerprint = sampler.gradients()
         still = list(map(_proves_something, fingerprint))
         gradients: list[Callable[[], Any]] = list(map(weakref.ref, map(GRADIENT, sampler.params)))

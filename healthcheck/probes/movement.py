@@ -7,8 +7,6 @@ which kernels would cost the host more than Python does.
 from __future__ import annotations
 
 import math
-import operator
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
@@ -19,7 +17,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.deferred import calculate, numbers
-from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
+from healthcheck.device.sampling import ROWS, ElementSampler, KeptSamplers, SampledRows, same_objects
 from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
@@ -249,7 +247,7 @@ class MovementProbe:
         assert event.model is not None
         params = [p for group in event.optimizer.param_groups for p in group["params"] if p.requires_grad]
         seen = self._known.get(event.optimizer_index)
-        if seen is not None and seen.optimizer() is event.optimizer and _same(params, seen.sampler.params):
+        if seen is not None and seen.optimizer() is event.optimizer and same_objects(params, seen.sampler.params):
             return seen
         # What was known of optimizers that are gone holds their parameters.
         self._known = {k: w for k, w in self._known.items() if w.optimizer() is not None}
@@ -298,10 +296,6 @@ def _moving(seen: _Watched) -> list[bool]:
     return [rate > FADED * peak for rate, peak in zip(seen.rates, seen.peaks, strict=True)]
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
 # --------------------------------------------------------------------------------------------------
 # Weights that an update moved and that are back before the next one.
 
@@ -345,8 +339,7 @@ class RestoredWeightProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._watches: dict[int, _Restoring] = {}
-        self._samplers: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
-        """Of each optimizer that lives, whose parameters it holds as well."""
+        self._samplers = KeptSamplers()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         optimizer, index = event.optimizer, event.optimizer_index
@@ -371,10 +364,7 @@ class RestoredWeightProbe:
             now = watch.sampler.compare(watch.before, watch.before)
             samples.append(_restored(watch.moved, now, watch.bound, event.step, optimizer_labels(index)))
         if demand.due("params.restored", event.step):
-            params, known = looked_at(optimizer), self._samplers.get(optimizer)
-            if known is None or not _same(params, known.params):
-                known = self._samplers[optimizer] = ElementSampler(params)
-            sampler = known
+            sampler = self._samplers.of(optimizer, looked_at(optimizer))
             if sampler.groups:
                 self._watches[index] = _Restoring(weak(optimizer), sampler, sampler.weights("before"))
         if index not in self._watches:

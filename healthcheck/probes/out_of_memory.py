@@ -97,18 +97,19 @@ class OutOfMemoryProbe:
                 with no_grad():
                     self._layers, self._kept = kept_by_layer(event.loss_graph, event.model)
         elif event.kind is EventKind.STEP_END:
-            if event.step >= self._read_from:
-                self._read(event.step)
+            self._read(event.step)
             if self._walked:
                 self.rests_until = self._read_from
         return ()
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
-        if rows[-1].over and rows[-1].step >= self._read_from:
+        if rows[-1].over:
             self._read(rows[-1].step)
         return ()
 
     def _read(self, step: int) -> None:
+        if step < self._read_from:
+            return
         self._read_from = next_look(step, APART, LOOK_SETTLED)
         used = self.device.statistics().get("allocated")
         if used is not None:

@@ -154,27 +154,19 @@ class StepOrderProbe:
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
-        every = -1
+        every = demand.every_of("updates.reused") if demand.wants("updates.reused") else 0
         for row in rows:
-            count = row.found.get(self.name, -1)
-            if count == -1:  # nobody has looked
-                if not row.seen:
-                    continue
+            count = row.found.get(self.name)
+            if row.seen and self.name not in row.found:  # nobody has looked
                 self._losses += len(row.passes)
                 if not row.passes and self.looks_from:
                     self.looks_from = 0
                     for order in self._orders.values():
                         order.reused.clear()  # of the next updates each is looked at
-                if every < 0:
-                    every = demand.every_of("updates.reused") if demand.wants("updates.reused") else 0
-                if (
-                    every
-                    and not row.step % every
-                    and row.step < self.looks_from
-                    and row.optimizer_index in self._orders
-                ):
+                known = row.step < self.looks_from and row.optimizer_index in self._orders
+                if known and every and not row.step % every:
                     count = 0
-            if count is not None and count >= 0:
+            if count is not None:
                 sample = _reused(count, row.step, optimizer_labels(row.optimizer_index))
                 sample.time = row.update_time
                 made.append(sample)

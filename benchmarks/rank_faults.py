@@ -93,8 +93,8 @@ class Outcome:
 
 def judged(plan: Plan, folder: Path, codes: dict[int, int]) -> Outcome:
     """What is wrong with a run; nothing if a fault was named by its cause and a healthy run was not accused."""
-    if len(codes) < plan.world:
-        return Outcome([f"ranks {[r for r in range(plan.world) if r not in codes]} did not end"], [])
+    if killed := soak.hanging(folder, plan.world, codes):
+        return Outcome(killed, [])
     errors = {rank: (folder / f"{rank}.err").read_text() for rank in range(plan.world)}
     wrong = [
         f"a fault of ours on rank {rank}: {fault[0]}"

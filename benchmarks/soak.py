@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import gc
 import json
 import os
@@ -183,6 +184,7 @@ def start(rank: int, plan: Any, folder: Path, port: int, options: tuple[str, ...
         for number, name in ((1, f"{rank}.out"), (2, f"{rank}.err")):
             opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, number)
+        faulthandler.register(signal.SIGUSR2, 2)
         if getattr(plan, "nccl", False):  # CUDA does not work in a fork of a process that has imported torch
             os.environ["PYTHONPATH"] = os.pathsep.join(
                 [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -239,9 +241,21 @@ def play(
                 codes[ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     for pid in ranks:
+        os.kill(pid, signal.SIGUSR2)  # says where it stands, in its stderr
+    time.sleep(0.5 if ranks else 0)
+    for pid in ranks:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return codes
+
+
+def hanging(folder: Path, world: int, codes: dict[int, int]) -> list[str]:
+    """The ranks of this run that had to be killed, and where each stood."""
+    return [
+        f"rank {rank} did not end in {LIMIT:.0f} s: {(folder / f'{rank}.err').read_text()[-4000:]}"
+        for rank in range(world)
+        if rank not in codes
+    ]
 
 
 def in_folder(
@@ -298,8 +312,8 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
     watched = [rank for rank in range(plan.world) if rank != plan.unwatched]
     alive = [rank for rank in watched if not (rank in ends and ends[rank]["how"] == "dies")]
     wrong: list[str] = []
-    if hanging := [rank for rank in range(plan.world) if rank not in codes]:
-        return Outcome([f"rank {hanging} did not end in {LIMIT:.0f} s"], "hangs", LIMIT, "")
+    if killed := hanging(folder, plan.world, codes):
+        return Outcome(killed, "hangs", LIMIT, "")
     if silent := [rank for rank in range(plan.world) if rank not in ends]:
         return Outcome([f"rank {silent} said nothing"], "?", 0.0, "")
     dead = ends[plan.dies]["how"] == "dies" if plan.dies >= 0 else False

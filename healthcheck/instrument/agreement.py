@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from healthcheck.core.digest import sha256
@@ -47,6 +48,8 @@ PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
 """How long a process that exits with a failure of ours waits for the others, who may be saving their last checkpoint."""
+WRITTEN_SECONDS = 10.0
+"""How long a rank waits for what another one has begun to write. Without a limit it would wait for the store's own, five minutes."""
 _DONE_ONCE = (CHECKPOINT, MUTE, PACE)
 POLLS = 50
 MISSING_SECONDS = 30.0
@@ -314,7 +317,7 @@ class StoreAgreement:
         count = self.store.add(f"{self._meeting}/messages", 0)
         while self._read < count and not self.broken:
             self._read += 1
-            self._hear(self._read, json.loads(self.store.get(f"{self._meeting}/message/{self._read}")))
+            self._hear(self._read, json.loads(self._written(f"{self._meeting}/message/{self._read}")))
         decided: list[Mapping[str, Any]] = []
         while not self.broken and not self._decided and (self._target is not None or self._wanted()):
             answer = self._try(step)
@@ -333,9 +336,9 @@ class StoreAgreement:
             self._message({"withdrawn": name, "rank": self.rank})
 
     def _message(self, content: Mapping[str, Any]) -> None:
-        # Numbered before it is written: who reads that number waits for the content, a moment.
+        text = json.dumps(content)  # what cannot be written must not take a number: the others wait for its content
         number = self.store.add(f"{self._meeting}/messages", 1)
-        self.store.set(f"{self._meeting}/message/{number}", json.dumps(content))
+        self.store.set(f"{self._meeting}/message/{number}", text)
 
     def _hear(self, number: int, message: Mapping[str, Any]) -> None:
         if "question" in message:
@@ -389,7 +392,17 @@ class StoreAgreement:
     def _first(self, key: str, value: Callable[[], str]) -> str:
         """The value of a key that is written once: by whoever asks first, and read by all others."""
         if self.store.add(f"{key}/asked", 1) == 1:
-            self.store.set(key, value())
+            try:
+                text = value()
+            except Exception:
+                self.store.set(key, "")  # nothing that can be read: the others fail as well, and wait no longer
+                raise
+            self.store.set(key, text)
+        return self._written(key)
+
+    def _written(self, key: str) -> str:
+        """The value of a key that a rank is about to write."""
+        self.store.wait([key], timedelta(seconds=WRITTEN_SECONDS))
         return str(self.store.get(key).decode())
 
     def _all_that_is_wanted(self) -> str:

@@ -324,6 +324,68 @@ def test_giving_up_is_heard_by_all_ranks(store, monkeypatch):
     assert len(notes) == 2
 
 
+def test_a_question_that_cannot_be_written_costs_the_other_ranks_no_wait(store):
+    """Its number was taken before: whoever read that waited five minutes for the content, in the middle of the training."""
+    notes: list[str] = []
+    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=notes.append) for rank in (0, 1)]
+    for step in (1, 2):
+        for rank in ranks:
+            rank.exchange(step)
+    ranks[0].talk.ask("mine", {"of": object()})
+    began = time.monotonic()
+    for step in (3, 4):
+        assert [rank.exchange(step) for rank in ranks] == [[], []]
+    assert time.monotonic() - began < agreement.WRITTEN_SECONDS / 2
+    assert [rank.broken for rank in ranks] == ["", ""]
+    (note,) = notes
+    assert note.startswith("ranks are compared no longer: TypeError")
+
+
+class LosesOneKey:
+    """A store from which one rank cannot read a key, as over a connection that breaks at that moment."""
+
+    def __init__(self, store, key):
+        self._store, self._key = store, key
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get(self, key):
+        if key.endswith(self._key):
+            raise RuntimeError("connection reset")
+        return self._store.get(key)
+
+
+def test_a_rank_that_fails_while_the_others_wait_for_its_word_does_not_hold_them_up(store):
+    notes: list[str] = []
+    stores = (LosesOneKey(store, "/rank/1"), store)
+    ranks = [StoreAgreement(of, rank, 2, sync_every=1, note=notes.append) for rank, of in enumerate(stores)]
+    for step in (1, 2):
+        for rank in ranks:
+            rank.exchange(step)
+    ranks[0].propose(STOP)
+    began = time.monotonic()
+    assert [rank.exchange(3) for rank in ranks] == [[], []]
+    assert time.monotonic() - began < agreement.WRITTEN_SECONDS / 2
+    assert all("rendezvous store does not answer" in rank.broken for rank in ranks)
+
+
+def test_a_rank_waits_a_moment_only_for_what_another_one_never_writes(store, monkeypatch):
+    """It was killed between two words."""
+    monkeypatch.setattr(agreement, "WRITTEN_SECONDS", 0.2)
+    notes: list[str] = []
+    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=notes.append) for rank in (0, 1)]
+    for step in (1, 2):
+        for rank in ranks:
+            rank.exchange(step)
+    store.add(f"{ranks[0]._meeting}/messages", 1)
+    began = time.monotonic()
+    assert ranks[0].exchange(3) == []
+    assert time.monotonic() - began < 60
+    (note,) = notes
+    assert "rendezvous store does not answer" in note
+
+
 def test_rank_0_hears_at_the_end_what_failed_elsewhere_and_says_whom_it_cannot_see(pair):
     first, second = pair
     assert second.close("loss-not-finite at step 10") == ("", "", "")

@@ -18,6 +18,7 @@ import ctypes
 import functools
 import itertools
 import operator
+import platform
 import weakref
 from array import array
 from collections import deque
@@ -296,6 +297,9 @@ def usable(tensor: Any) -> bool:
 PLACES = 16
 """Sets of addresses that are kept on the device. Memory that a script frees and allocates again in each step mostly goes round
 between two."""
+HOST_READS_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64")
+"""Whether the host reads memory in the order in which a program says so. ARM (Grace) may have read numbers before the mark that stands behind
+them, and no plain read of Python's forbids it."""
 _MARKS = itertools.count(1)
 """Of the launches of this process: no page ever shows a mark that somebody else waits for."""
 _PAGES: dict[int, deque[OwnPage]] = {}
@@ -359,7 +363,7 @@ class GradientTable:
         self.words = words
         self.known: list[tuple[list[int], Any, int]] = []
         """Where these tensors have been: addresses, and the same on the device with the address of that."""
-        self.writes = True
+        self.writes = HOST_READS_IN_ORDER
         """Whether the device writes results to the host itself."""
         self._trial: tuple[Any, OwnPage, int] | None = None
         """The first launch: an event behind it, its page and its mark, until somebody has looked whether that came."""

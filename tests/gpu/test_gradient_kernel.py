@@ -298,6 +298,23 @@ def test_where_marks_do_not_come_numbers_are_copied_and_none_is_lost(monkeypatch
     assert [value_of(stats.total()) for stats in found] == pytest.approx(wanted)
 
 
+def test_numbers_are_copied_to_a_host_that_may_read_them_before_their_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ARM processor (Grace) may."""
+    from healthcheck.device import gradient_kernel
+
+    monkeypatch.setattr(gradient_kernel, "HOST_READS_IN_ORDER", False)
+    params = params_with([torch.ones(1000, device="cuda")])
+    one_pass = GradientPass()
+    for step in range(1, 4):
+        assert params[0].grad is not None
+        params[0].grad.fill_(step)
+        stats = one_pass.measure(params)
+        assert stats is not None
+        assert isinstance(stats.numbers, DeviceVector)
+        assert stats.numbers.own_page is None
+        assert value_of(stats.total()) == pytest.approx(step * math.sqrt(1000))
+
+
 def test_gradients_of_another_type_where_others_have_lain_are_read_as_what_they_are() -> None:
     memory = torch.randn(4000, device="cuda")
     holder: Any = type("Holder", (), {"device": memory.device})()

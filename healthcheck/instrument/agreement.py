@@ -102,6 +102,7 @@ class StoreAgreement:
         self._polls = 0
         self._met_at = math.inf
         self._lost = self._closed = False
+        self._unheard = ""
         self._proposals: dict[str, Mapping[str, Any]] = {}
         """By rule and cause: what this rank asks for, until all have decided or the cause has recovered."""
         self._said: set[str] = set()
@@ -194,6 +195,10 @@ class StoreAgreement:
             gone = self.store.add(f"{self._meeting}/done", 1)
             if self.speaks:
                 elsewhere = self._ends_of_others(LOST_SECONDS if LOST in failed else ENDS_SECONDS)
+            elif not self.store.check([f"{self._meeting}/folder"]):
+                self._unheard = "no rank speaks for all"
+            elif self.store.check([f"{self._meeting}/heard"]):
+                self._unheard = "the rank that speaks for all had ended before"
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
@@ -203,6 +208,13 @@ class StoreAgreement:
         except Exception as error:
             self._lose(error)
         return elsewhere._replace(unseen=self.broken)
+
+    @property
+    def unheard(self) -> str:
+        """See the protocol."""
+        if self.speaks:
+            return ""
+        return "the rendezvous store does not answer" if self._lost else self._unheard
 
     def _see_who_is_here(self) -> None:
         """At the end: the run may have been too short for a sync point of all ranks."""
@@ -220,6 +232,9 @@ class StoreAgreement:
         here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
         while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
             time.sleep(0.01)
+        self.store.set(
+            f"{self._meeting}/heard", ""
+        )  # who writes its end and does not see this is among those read below
         failed, warned, silent = [], [], []
         for rank in range(self.world_size):
             if rank == self.rank:

@@ -226,6 +226,8 @@ class ConsoleReport:
         self.out = Stderr()
         self.verbosity = 0
         self._session: Session | None = None
+        self._mute = False
+        """Whether this rank says nothing because another one speaks for it."""
         self._usual = Path()
         self._blocks: dict[str, int] = {}
         self._shown: set[int] = set()
@@ -240,7 +242,7 @@ class ConsoleReport:
         self._usual = runs_folder(session.settings).absolute()  # now: the script may change its directory
         self.verbosity = int(session.settings.get("verbosity", 0) or 0)
         if not info.speaks:
-            self.verbosity = -2
+            self._mute, self.verbosity = self.verbosity > -2, -2
         if self.verbosity >= 1:
             # Only -v pays for changes of state: without this attribute nobody collects them.
             self.transition = self._transition
@@ -267,6 +269,8 @@ class ConsoleReport:
         for alert in list(self._waiting.values()):  # a stop left before their actions were shown
             self._show(alert)
         self._waiting.clear()
+        if self._mute and report.get("unheard") and report["exit_code"]:
+            self._speak_up(report)
         if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):
             return
         width = self.out.width
@@ -289,6 +293,25 @@ class ConsoleReport:
         self.out.write(lines, colour=_verdict(lines[0], report))
 
     # -- inside -----------------------------------------------------------------------
+
+    def _speak_up(self, report: dict[str, Any]) -> None:
+        """What has failed on this rank, where the one that speaks for all cannot know of it."""
+        session = self._session
+        failing = [
+            a for a in (session.alerts if session is not None else ()) if a.counts and a.severity is Severity.ERROR
+        ]
+        if session is None or not failing:
+            return
+        width = self.out.width
+        lines = with_exit(f"healthcheck: rank {report['rank']} {how_it_ended(report)}", int(report["exit_code"]), width)
+        lines += wrapped(shorten(names_with_steps(failing), 3), width, "    ", "  ")
+        lines += wrapped(f"said by this rank itself: {report['unheard']}", width, "    ", "  ")
+        folder = session.info.run_dir
+        if folder is not None:
+            folder = folder if folder.name.startswith("rank-") else folder / f"rank-{session.info.rank}"
+            if folder.is_dir():
+                lines.append(f"  why: healthcheck why {latest_shown(folder)}")
+        self.out.write(lines)
 
     def _start_lines(self, session: Session) -> list[str]:
         info, rules = session.info, session.rules

@@ -61,6 +61,10 @@ class Agreement(Protocol):
         :param failed: what fails the run on this rank, in words; ``warned``: what it warns of and does not fail for.
         """
 
+    @property
+    def unheard(self) -> str:
+        """After :meth:`close`: why the rank that speaks does not hear what this one has said; empty where it does."""
+
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """This rank's process exits next; with ``failing`` only once the others have finished as well."""
 

@@ -105,17 +105,20 @@ def live_report(
     *,
     capabilities: Capabilities | None,
     accepted_unused: list[str],
+    unheard: str = "",
     overhead: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of ``report.json`` of a live run: strict JSON values only.
 
     :param capabilities: of its trainer; None if no trainer came.
     :param accepted_unused: rules whose accepted alerts did not come.
+    :param unheard: why the rank that speaks for all does not hear of this one; empty where it does.
     :param overhead: what watching cost.
     """
     report = run_report(run, judged, live_end(run, ending, judged))
     report["script_exit_code"] = ending.script_exit_code
     report["accepted_unused"] = accepted_unused or None
+    report["unheard"] = unheard or None
     report["overhead"] = overhead
     report["places"] = dict(run.places) or None
     if capabilities is not None:

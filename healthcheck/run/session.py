@@ -525,8 +525,11 @@ class Session:
         self._ended = True
         if self._watchdog is not None:
             self._watchdog.stop()
-        if self.controls is not None and self.controls.agreement is not None:
-            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run(), ending))
+        agreement = self.controls.agreement if self.controls is not None else None
+        unheard = "" if self.info.speaks else "ranks do not talk to each other here"
+        if agreement is not None:
+            self._elsewhere = agreement.close(*ends_here(self._judged_run(), ending))
+            unheard = agreement.unheard
         if said := self.budget.sentence(self.step, self.active()):
             self.note(said)
         self.board.close(self._guard)
@@ -536,6 +539,7 @@ class Session:
             ending,
             capabilities=self._capabilities(),
             accepted_unused=sorted({entry.rule for entry in self.accepted.unused(self.info.target)}),
+            unheard=unheard,
             overhead=self.budget.facts(self.own_ns, self.event_cost, self.clock.monotonic() - self.active.started),
         )
         ask = functools.partial(self.dispatch.add_findings, self, self.step)

@@ -425,6 +425,32 @@ def test_a_rank_that_stands_in_for_rank_0_hears_the_others(store):
     assert second.close() == ("rank 2: loss-not-finite at step 2", "", "rank 0 is not watched")
 
 
+def test_a_rank_knows_whether_the_one_that_speaks_hears_of_its_end(pair, store):
+    first, second = pair
+    second.close("loss-not-finite at step 3")
+    first.close()
+    assert [rank.unheard for rank in pair] == ["", ""]
+    late, early = _training(store, (1, 0))
+    for step in (1, 2, 3):
+        assert _all_at((late, early), step) == [[], []]
+    early.close()
+    late.close("loss-not-finite at step 30")
+    assert late.unheard == "the rank that speaks for all had ended before"
+
+
+def test_a_rank_knows_that_none_speaks_or_that_the_store_has_gone(store):
+    second, third = (
+        StoreAgreement(store, rank, 3, sync_every=1, note=lambda text: None, speaks=False) for rank in (1, 2)
+    )
+    for step in (1, 2):
+        _all_at((second, third), step)
+    third.close("loss-not-finite at step 2")
+    assert third.unheard == "no rank speaks for all"
+    second.store = None
+    second.close("loss-not-finite at step 9")
+    assert second.unheard == "the rendezvous store does not answer"
+
+
 # --------------------------------------------------------------------------- when updates may be held back
 
 

@@ -123,6 +123,36 @@ def test_a_rank_that_nobody_watches_is_named_and_a_stop_is_only_reported_so_that
     assert (first[0], second[0]) == (1, 0)
 
 
+ALONE = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(40):
+        time.sleep(0.3 * rank)
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        if rank == int(os.environ["BAD_RANK"]) and step == 35:
+            loss = loss * float("nan")
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_rank_that_fails_after_the_one_that_speaks_has_gone_says_so_itself(tmp_path: Path) -> None:
+    """Rank 0 takes the store with it, and has said OK of itself."""
+    first, second = launch(tmp_path, 2, bad_rank=1, watched={0, 1}, train=ALONE)
+    assert (first[0], second[0]) == (0, 1)
+    assert "of this rank only: rank 1 goes on, or died" in first[2]
+    said = [line for line in second[2].splitlines() if line.startswith(("healthcheck", "  "))]
+    assert said[0].startswith("healthcheck: rank 1 FAILED")
+    assert said[1].startswith("  loss-not-finite at step 36")
+    assert said[2] == "  said by this rank itself: the rendezvous store does not answer"
+    assert said[3].startswith("  why: healthcheck why runs/")
+    assert said[3].endswith("/rank-1")
+    assert len(said) == 4
+
+
 EVERYWHERE = """
 version: 1
 rules:

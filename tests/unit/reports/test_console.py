@@ -164,9 +164,25 @@ def test_v_prints_changes_of_state_and_each_rule_that_was_not_judged(watched: Wa
     assert re.search(r"^  not judged  other-missing: ", result.stderr, re.MULTILINE)
 
 
+RANK_1 = {"RANK": "1", "WORLD_SIZE": "2"}
+
+
 def test_other_ranks_are_quiet(watched: Watched) -> None:
-    result = watched(series={"loss": DIES, "norm": HEALTHY}, env={"RANK": "1", "WORLD_SIZE": "2"})
-    assert result.stderr == ""
+    result = watched(series={"loss": SPIKES, "norm": HEALTHY}, env=RANK_1)
+    assert (result.stderr, result.returncode) == ("", 0)
+
+
+def test_a_rank_whose_failure_nobody_else_can_know_of_says_it_itself(watched: Watched) -> None:
+    """It exits with 1, and the rank that speaks for all says OK: here ranks have no way to talk to each other."""
+    result = watched(series={"loss": DIES, "norm": HEALTHY}, env=RANK_1)
+    first, *more = result.stderr.splitlines()
+    assert result.returncode == 1
+    assert first.startswith("healthcheck: rank 1 FAILED")
+    assert first.endswith("exit 1")
+    assert "  said by this rank itself: ranks do not talk to each other here" in more
+    assert any(line.startswith("  loss-not-finite at step") for line in more)
+    quiet = watched(series={"loss": DIES, "norm": HEALTHY}, env=RANK_1, settings={"verbosity": -2})
+    assert (quiet.stderr, quiet.returncode) == ("", 1)
 
 
 def test_a_hint_with_letters_of_any_language_is_plain_ascii(watched: Watched) -> None:

@@ -264,8 +264,9 @@ class IncompleteGroupProbe:
     With a number of batches that the number of micro-batches does not divide, the last ones of an epoch make no update.
     Gradients that are not cleared then are added to the first update of the next epoch, which so has more passes than all
     others: again and again as many more, after as many updates. That nobody has cleared them in between is proved by
-    torch's version counter of a gradient. Accumulation must be seen to be meant: each loss is divided by the number of
-    micro-batches, or each pass took a batch from the loader.
+    torch's version counter of a gradient. It must be seen that groups of so many are meant: each loss is divided by their number, or
+    each pass took a batch from a loader that began anew within the exceptional update. Who collects rows or tokens until there are
+    enough has larger groups now and then, and nothing left over.
     """
 
     name = "incomplete-groups"
@@ -283,7 +284,10 @@ class IncompleteGroupProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._passes = self._batches = 0
-        self._divided = True
+        self._divisors: set[float] = set()
+        """What the losses of the update at hand are divided by."""
+        self._began = False
+        """Whether a pass over the data began within it."""
         self._usual = (0, 0)
         """Passes of each of the last updates, and how many in a row had so many."""
         self._offset: int | None = None
@@ -296,12 +300,14 @@ class IncompleteGroupProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.BATCH_READY:
-            self._batches += event.phase == "train"
+            if event.phase == "train":
+                self._batches += 1
+                self._began = self._began or event.begins_pass
             return ()
         if event.kind is EventKind.LOSS:
             self._passes += 1
             if event.loss_graph is not None:
-                self._divided = self._divided and divisor_of(event.loss_graph) > 1
+                self._divisors.add(round(divisor_of(event.loss_graph), 3))
             return ()
         if event.optimizer is None or event.optimizer_index > 0 or self._updates < 0:
             return ()
@@ -311,12 +317,13 @@ class IncompleteGroupProbe:
         return self._judge(event)
 
     def _judge(self, event: Event) -> Iterable[Sample]:
-        passes, meant = self._passes, self._divided or self._batches == self._passes
+        usual, row = self._usual
+        passes = self._passes
+        meant = self._divisors == {float(usual)} or (self._began and self._batches == passes)
         self._passes = self._batches = 0
-        self._divided = True
+        self._divisors, self._began = set(), False
         self._updates += 1
         written = self._written(event.optimizer)
-        usual, row = self._usual
         if passes == usual:
             self._usual = usual, row + 1
             if written is not None:

@@ -27,7 +27,7 @@ def main(steps: int, seed: int) -> None:
     torch.manual_seed(seed)
     loader = DataLoader(Images(), batch_size=16, shuffle=True)
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.ReLU(), nn.Linear(32, 2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps // 20):
         for x, y in loader:
             loss = nn.functional.cross_entropy(model(x), y)

@@ -4,6 +4,7 @@ the same numbers as without, and not a word about what is meant."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,18 +135,26 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 WATCH = ("-m", "healthcheck", "run", "--observe")
 
 
+ABORTED = "terminate called without an active exception"
+"""Said by a rank whose end torch's own threads abort now and then, over gloo, with or without us (see tests/unit/probes/test_sharded.py)."""
+
+
 def output(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK") and k not in ("RANK", "WORLD_SIZE")}
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
-        cwd=folder,
-        env={**clean, "HEALTHCHECK_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        stdin=subprocess.DEVNULL,
-    )
+    for _ in range(3):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        result = subprocess.run(
+            [sys.executable, "-W", "ignore", *command],
+            cwd=folder,
+            env={**clean, "HEALTHCHECK_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+        )
+        if result.returncode == 0 or ABORTED not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr
     return result
 

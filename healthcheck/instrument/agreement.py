@@ -232,9 +232,8 @@ class StoreAgreement:
         here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
         while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
             time.sleep(0.01)
-        self.store.set(
-            f"{self._meeting}/heard", ""
-        )  # who writes its end and does not see this is among those read below
+        # Before they are read: who writes its end and does not see this is among them.
+        self.store.set(f"{self._meeting}/heard", "")
         failed, warned, silent = [], [], []
         for rank in range(self.world_size):
             if rank == self.rank:

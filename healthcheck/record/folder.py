@@ -23,6 +23,7 @@ from healthcheck.core.redact import redact_argv, redact_text
 from healthcheck.core.version import VERSION
 
 if TYPE_CHECKING:
+    from healthcheck.core.runinfo import RunInfo
     from healthcheck.run.session import Session
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -372,6 +373,14 @@ def latest_name(folder: Path) -> str | None:
             return name
     runs = list_runs(folder)
     return runs[-1].name if runs else None
+
+
+def folder_of_rank(info: RunInfo) -> Path | None:
+    """Where this rank keeps its record: that of the run if it speaks for all, else a folder of its own below it."""
+    folder: Path | None = info.run_dir
+    if folder is None or info.speaks or folder.name.startswith("rank-"):
+        return folder
+    return folder / f"rank-{info.rank}"
 
 
 def latest_shown(run_dir: Path) -> str:

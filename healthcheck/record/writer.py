@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert, alert_json
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import dump_line, strict
-from healthcheck.record.folder import append, run_facts, write_atomically, write_once
+from healthcheck.record.folder import append, folder_of_rank, run_facts, write_atomically, write_once
 from healthcheck.record.lines import Row, SampleEncoder
 from healthcheck.record.requests import LOOK_SECONDS, LiveRequests
 from healthcheck.record.segments import SEGMENT, TAIL, Segments
@@ -150,14 +150,12 @@ class RecordReport:
         self._look_at = 0.0
 
     def start(self, session: Session) -> None:
-        folder = session.info.run_dir
+        folder = folder_of_rank(session.info)
         if folder is None:
             return
         self._session, self._pid = session, os.getpid()
         if not session.info.speaks and session.settings.get("record_ranks") != "all":
             self._ring = deque(maxlen=RING)
-        if not session.info.speaks and not folder.name.startswith("rank-"):
-            folder = folder / f"rank-{session.info.rank}"
         self._folder = folder.absolute()
         self._writer = RecordWriter(self._folder)
         if self._ring is None and not self._write_start():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from healthcheck.core.alerts import Alert, Kind, Severity, Transition
 from healthcheck.core.text import fitting, number, plural, shorten, step, visible, width_of, wrapped
 from healthcheck.core.version import VERSION
-from healthcheck.record.folder import LATEST, latest_shown, runs_folder
+from healthcheck.record.folder import LATEST, folder_of_rank, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
 from healthcheck.reports.alertblock import (
     INDENT,
@@ -32,6 +32,7 @@ from healthcheck.reports.alertblock import (
 from healthcheck.reports.planned import cannot_fill
 from healthcheck.reports.wording import closing_block, how_it_ended, with_exit
 from healthcheck.rulelang.rule import named
+from healthcheck.run.ending import failing_alerts
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -297,20 +298,16 @@ class ConsoleReport:
     def _speak_up(self, report: dict[str, Any]) -> None:
         """What has failed on this rank, where the one that speaks for all cannot know of it."""
         session = self._session
-        failing = [
-            a for a in (session.alerts if session is not None else ()) if a.counts and a.severity is Severity.ERROR
-        ]
+        failing = failing_alerts(session.alerts, report["fail_on"]) if session is not None else []
         if session is None or not failing:
             return
         width = self.out.width
         lines = with_exit(f"healthcheck: rank {report['rank']} {how_it_ended(report)}", int(report["exit_code"]), width)
         lines += wrapped(shorten(names_with_steps(failing), 3), width, "    ", "  ")
         lines += wrapped(f"said by this rank itself: {report['unheard']}", width, "    ", "  ")
-        folder = session.info.run_dir
-        if folder is not None:
-            folder = folder if folder.name.startswith("rank-") else folder / f"rank-{session.info.rank}"
-            if folder.is_dir():
-                lines.append(f"  why: healthcheck why {latest_shown(folder)}")
+        folder = folder_of_rank(session.info)
+        if folder is not None and folder.is_dir():
+            lines.append(f"  why: healthcheck why {latest_shown(folder)}")
         self.out.write(lines)
 
     def _start_lines(self, session: Session) -> list[str]:

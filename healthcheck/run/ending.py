@@ -6,7 +6,7 @@ The report is a contract, described in docs/reference/report.md; every other out
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -312,10 +312,17 @@ def _fail_on(rules: RuleSet) -> str:
 
 
 def _failing(run: JudgedRun) -> list[Alert]:
-    level = _fail_on(run.rules)
+    return failing_alerts(run.alerts, _fail_on(run.rules))
+
+
+def failing_alerts(alerts: Iterable[Alert], level: str) -> list[Alert]:
+    """Those that fail a run.
+
+    :param level: severity from which alerts count, or ``never``: ``fail_on``.
+    """
     if level == "never":
         return []
-    counting = [a for a in run.alerts if a.counts and a.severity >= Severity.parse(level)]
+    counting = [a for a in alerts if a.counts and a.severity >= Severity.parse(level)]
     # What another alert explains is one trouble with it; but if that one is below the level, it still counts.
     return [a for a in counting if not a.explained_by] or counting
 

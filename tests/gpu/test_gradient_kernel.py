@@ -270,6 +270,15 @@ def test_nobody_waits_for_a_step_that_nobody_reads() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def measured_filled(one_pass: GradientPass, param: torch.nn.Parameter, value: float) -> GradientStats:
+    """Statistics of a gradient that is this value throughout."""
+    assert param.grad is not None
+    param.grad.fill_(value)
+    stats = one_pass.measure([param])
+    assert stats is not None
+    return stats
+
+
 def test_where_marks_do_not_come_numbers_are_copied_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that writes to the host, but whose marks are not seen there."""
     from healthcheck.device import gradient_kernel
@@ -285,10 +294,7 @@ def test_where_marks_do_not_come_numbers_are_copied_and_none_is_lost(monkeypatch
     params = params_with([torch.ones(1000, device="cuda")])
     one_pass, found, copied = GradientPass(), list[GradientStats](), list[bool]()
     for step in range(1, 7):
-        assert params[0].grad is not None
-        params[0].grad.fill_(step)
-        stats = one_pass.measure(params)
-        assert stats is not None
+        stats = measured_filled(one_pass, params[0], step)
         assert isinstance(stats.numbers, DeviceVector)
         copied.append(stats.numbers.own_page is None)
         found.append(stats)
@@ -306,10 +312,7 @@ def test_numbers_are_copied_to_a_host_that_may_read_them_before_their_mark(monke
     params = params_with([torch.ones(1000, device="cuda")])
     one_pass = GradientPass()
     for step in range(1, 4):
-        assert params[0].grad is not None
-        params[0].grad.fill_(step)
-        stats = one_pass.measure(params)
-        assert stats is not None
+        stats = measured_filled(one_pass, params[0], step)
         assert isinstance(stats.numbers, DeviceVector)
         assert stats.numbers.own_page is None
         assert value_of(stats.total()) == pytest.approx(step * math.sqrt(1000))

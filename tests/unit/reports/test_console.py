@@ -185,6 +185,13 @@ def test_a_rank_whose_failure_nobody_else_can_know_of_says_it_itself(watched: Wa
     assert (quiet.stderr, quiet.returncode) == ("", 1)
 
 
+def test_what_fails_such_a_rank_is_what_fail_on_says(watched: Watched) -> None:
+    result = watched(series={"loss": SPIKES, "norm": HEALTHY}, env=RANK_1, settings={"fail_on": "warning"})
+    assert result.returncode == 1
+    assert result.stderr.startswith("healthcheck: rank 1 FAILED")
+    assert "loss-spike at step" in result.stderr
+
+
 def test_a_hint_with_letters_of_any_language_is_plain_ascii(watched: Watched) -> None:
     rules = {
         "version": 1,

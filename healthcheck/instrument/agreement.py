@@ -15,6 +15,7 @@ missing, and then nobody agrees on anything.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -103,6 +104,8 @@ class StoreAgreement:
         self._met_at = math.inf
         self._lost = self._closed = False
         self._unheard = ""
+        self._spoken = False
+        """Whether all ranks stop at one step, none has ended before it: then the one that speaks says why, for all."""
         self._proposals: dict[str, Mapping[str, Any]] = {}
         """By rule and cause: what this rank asks for, until all have decided or the cause has recovered."""
         self._said: set[str] = set()
@@ -192,13 +195,11 @@ class StoreAgreement:
             if not self._joined:
                 self.store.set(f"{self._meeting}/over", "")
             self.store.set(f"{self._meeting}/end/{self.rank}", json.dumps([failed, warned]))
+            if not self.speaks:  # before this rank counts as done: then the one that speaks reads, and says that it has
+                self._unheard = self._not_heard()
             gone = self.store.add(f"{self._meeting}/done", 1)
             if self.speaks:
                 elsewhere = self._ends_of_others(LOST_SECONDS if LOST in failed else ENDS_SECONDS)
-            elif not self.store.check([f"{self._meeting}/folder"]):
-                self._unheard = "no rank speaks for all"
-            elif self.store.check([f"{self._meeting}/heard"]):
-                self._unheard = "the rank that speaks for all had ended before"
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
@@ -212,9 +213,16 @@ class StoreAgreement:
     @property
     def unheard(self) -> str:
         """See the protocol."""
-        if self.speaks:
+        if self.speaks or self._spoken:
             return ""
         return "the rendezvous store does not answer" if self._lost else self._unheard
+
+    def _not_heard(self) -> str:
+        """Why the rank that speaks does not read how this one ends, which is written; empty where it does."""
+        if not self.store.check([f"{self._meeting}/folder"]):
+            return "no rank speaks for all"
+        gone = self.store.check([f"{self._meeting}/heard"])
+        return "the rank that speaks for all had ended before" if gone else ""
 
     def _see_who_is_here(self) -> None:
         """At the end: the run may have been too short for a sync point of all ranks."""
@@ -391,7 +399,8 @@ class StoreAgreement:
         while not self.store.check([f"{key}/answer"]):
             gone = self.store.add(f"{self._meeting}/done", 0)
             if self.store.add(f"{key}/there", 0) + gone >= self.world_size:
-                return self._concluded(self._first(f"{key}/answer", self._all_that_is_wanted), step)
+                wanted = functools.partial(self._all_that_is_wanted, everyone=not gone)
+                return self._concluded(self._first(f"{key}/answer", wanted), step)
             if step > self._target or time.monotonic() > deadline:
                 break
             time.sleep(0.001)
@@ -419,8 +428,8 @@ class StoreAgreement:
         self.store.wait([key], timedelta(seconds=WRITTEN_SECONDS))
         return str(self.store.get(key).decode())
 
-    def _all_that_is_wanted(self) -> str:
-        return json.dumps({"wanted": self._wanted(), "heard": self._read})
+    def _all_that_is_wanted(self, everyone: bool) -> str:
+        return json.dumps({"wanted": self._wanted(), "heard": self._read, "everyone": everyone})
 
     def _concluded(self, answer: str, step: int) -> list[Mapping[str, Any]]:
         """The round is over, with the same answer on all ranks."""
@@ -445,6 +454,7 @@ class StoreAgreement:
         if not stops:
             return common
         self._decided = True
+        self._spoken = bool(decided["everyone"])
         first = min(stops, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
         same = [p for p in stops if p["rule"] == first["rule"]]
         # The most severe rule decides; of its causes the most certain one over all ranks speaks.

@@ -438,6 +438,54 @@ def test_a_rank_knows_whether_the_one_that_speaks_hears_of_its_end(pair, store):
     assert late.unheard == "the rank that speaks for all had ended before"
 
 
+def test_a_rank_whose_end_is_read_at_once_knows_that_it_is_heard(store):
+    """The one that speaks waits for it, and has read it before its own next word to the store."""
+
+    class Slow:
+        """A store whose answer to this rank's being done takes a moment."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def add(self, key, amount):
+            answer = store.add(key, amount)
+            if key.endswith("/done") and amount:
+                time.sleep(0.5)
+            return answer
+
+    first = StoreAgreement(store, 0, 2, sync_every=1, note=pytest.fail)
+    second = StoreAgreement(Slow(), 1, 2, sync_every=1, note=pytest.fail)
+    for step in (1, 2):
+        _all_at((first, second), step)
+    with ThreadPoolExecutor(2) as pool:
+        ends = pool.submit(first.close), pool.submit(second.close, "loss-not-finite at step 3")
+    assert [end.result().failed for end in ends] == ["rank 1: loss-not-finite at step 3", ""]
+    assert second.unheard == ""
+
+
+def test_a_rank_that_takes_longer_over_a_stop_of_all_leaves_it_to_the_one_that_speaks(pair, monkeypatch):
+    for name in ("PARTING_SECONDS", "ENDS_SECONDS"):
+        monkeypatch.setattr(agreement, name, 0.0)  # the other writes its evidence for longer
+    first, second = pair
+    second.propose(STOP)
+    assert _all_at(pair, 4) == [[], []]
+    assert [decided["ranks"] for (decided,) in _all_at(pair, 5)] == [[1], [1]]
+    first.close("loss-not-finite at step 5")
+    second.close("loss-not-finite at step 5")
+    assert second.unheard == ""
+
+
+def test_a_rank_speaks_up_for_a_stop_that_was_decided_after_the_one_that_speaks_had_ended(pair, monkeypatch):
+    monkeypatch.setattr(agreement, "ENDS_SECONDS", 0.0)
+    first, second = pair
+    first.close()
+    second.propose(STOP)
+    decided = [stop["rule"] for step in (4, 5) for stop in second.exchange(step)]
+    assert decided == ["loss-not-finite"]
+    second.close("loss-not-finite at step 5")
+    assert second.unheard == "the rank that speaks for all had ended before"
+
+
 def test_a_rank_knows_that_none_speaks_or_that_the_store_has_gone(store):
     second, third = (
         StoreAgreement(store, rank, 3, sync_every=1, note=lambda text: None, speaks=False) for rank in (1, 2)

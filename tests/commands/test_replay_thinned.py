@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def record(folder: Path, values: list[float], *markers: bytes) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     half = len(lines) // 2
-    (folder / PACKED).write_bytes(bz2.compress(b"".join([*markers, *lines[:half]])))
+    (folder / PACKED).write_bytes(gzip.compress(b"".join([*markers, *lines[:half]])))
     (folder / TAIL).write_bytes(b"".join(lines[half:]))
     return folder
 

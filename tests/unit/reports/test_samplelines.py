@@ -53,6 +53,13 @@ def test_any_evaluations_come_back_in_the_same_order(evaluations: list[tuple[int
         assert same(as_rows(batch), expected)
 
 
+@settings(deadline=None)
+@given(st.integers(1, 5), rows)
+def test_lines_are_what_the_json_module_would_write(at: int, batch: list[Row]) -> None:
+    for line in SampleEncoder().lines(at, 1 / 3, batch):
+        assert line == json.dumps(json.loads(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
 def test_the_usual_evaluation_is_one_plain_line() -> None:
     (line,) = SampleEncoder().lines(131, 12.25, [("loss", (), 131, "train", math.nan), ("lr", (), 131, "train", 1e-4)])
     assert json.loads(line) == {"step": 131, "t": 12.25, "p": "train", "m": {"loss": "nan", "lr": 1e-4}}

@@ -5,7 +5,7 @@
 the way leaves at most a torn stream, which is passed over because its lines are still in the file that was being closed, or
 that file beside a whole stream, which is passed over because they are the same.
 
-Deflate and not bzip2 or LZMA, which take 7 and 30 times as long for two thirds of the size: training pays for it.
+Deflate and not bzip2, which takes seven times as long for two thirds of the size: training pays for it.
 """
 
 from __future__ import annotations

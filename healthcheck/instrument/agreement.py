@@ -454,7 +454,7 @@ class StoreAgreement:
         if not stops:
             return common
         self._decided = True
-        self._spoken = bool(decided["everyone"])
+        self._spoken = decided["everyone"]
         first = min(stops, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
         same = [p for p in stops if p["rule"] == first["rule"]]
         # The most severe rule decides; of its causes the most certain one over all ranks speaks.

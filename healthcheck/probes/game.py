@@ -385,12 +385,8 @@ class LossBalanceProbe:
             self.events_from = 0
         if len(self._indices) < 2:
             return ()
-        if type(loss) is float and type(differ) is float:  # as `calculate` does, at fewer calls in every step of a game
-            one_sided: Any = self._judge(index, loss, differ)
-            starved: Any = self._starved(one_sided)
-        else:
-            one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
-            starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides
+        one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
+        starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides
         return (
             Sample("loss.one_sided", step, one_sided, time=time),
             Sample("loss.starved", step, starved, time=time),

@@ -107,7 +107,7 @@ def _streams(path: Path) -> Iterator[bytes | None]:
             yield b"".join(parts)
 
 
-def pack(content: bytes) -> bytes:
+def _pack(content: bytes) -> bytes:
     """A stream of its own, as gzip makes them."""
     packer = zlib.compressobj(wbits=_GZIP)
     return packer.compress(content) + packer.flush()
@@ -153,7 +153,7 @@ class Segments:
             self._tail = 0
             return
         os.replace(tail, closing)
-        stream = pack(closing.read_bytes())
+        stream = _pack(closing.read_bytes())
         append(packed, stream)
         closing.unlink()
         self._tail, self._packed = 0, self._packed + len(stream)
@@ -171,10 +171,10 @@ class Segments:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with open(temporary, "wb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
-                file.write(pack(thinner.marker(self._thinned)))
+                file.write(_pack(thinner.marker(self._thinned)))
                 for stream in _streams(path):
                     if stream is not None and (kept := thinner.take(stream)):
-                        file.write(pack(kept))
+                        file.write(_pack(kept))
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -22,20 +22,10 @@ def lines(first: int, last: int, width: int = 1) -> bytes:
     )
 
 
-def written(
-    folder: Path, steps: int, *, limit: int = 2**30, segment: int = 4_000, around: tuple[int, ...] = ()
-) -> None:
-    made = Segments(folder, limit, segment)
-    for step in range(1, steps + 1, 10):
-        made.append(lines(step, step + 9), around)
-
-
-def steps_in(folder: Path) -> list[int]:
-    return [batch.at for batch in read_samples(sample_lines(folder)).batches]
-
-
 def test_what_is_closed_and_the_tail_are_read_as_one_record(tmp_path: Path) -> None:
-    written(tmp_path, 1000)
+    made = Segments(tmp_path, 2**30, 4_000)
+    for step in range(1, 1001, 10):
+        made.append(lines(step, step + 9), ())
     assert (tmp_path / PACKED).is_file()
     assert (tmp_path / TAIL).read_text().startswith('{"step":')
     found = read_samples(sample_lines(tmp_path))

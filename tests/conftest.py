@@ -28,6 +28,16 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMAND = (sys.executable, "-c", "import sys; from healthcheck.cli import main; sys.exit(main())")
 
 
+def load_helper(path: str) -> ModuleType:
+    """A module of the checkout by its path."""
+    spec = importlib.util.spec_from_file_location(f"helper_{Path(path).stem.strip('_')}", REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 ALL_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 
@@ -41,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("whole", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("fast", settings.get_profile("whole"), max_examples=30)
     settings.load_profile("fast" if fast_only(config) else "whole")
+    load_helper("tests/stalls.py").watch(config)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,16 +113,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def helper() -> Callable[[str], ModuleType]:
     """``helper("tests/plugins/clean_venv.py")``: under importmode=importlib the folders of tests are no packages."""
-
-    def load(path: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"helper_{Path(path).stem.strip('_')}", REPOSITORY / path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return load_helper
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_events import EndedBy, Running, Stage, StepEvents, UpdateHold
-from healthcheck.instrument.step_rows import LoggedSteps, LossMath, StepNotes, UpdateFacts, detached
+from healthcheck.instrument.step_rows import LISTENED, LoggedSteps, LossMath, StepNotes, UpdateFacts, detached
 from healthcheck.instrument.unseen import InnerUpdates, UnattemptedUpdates
 from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import PARAMS, Optimizers, UpdatePlan, found_inf_on_host, with_closure
@@ -447,10 +447,13 @@ class StepMachine:
             self.begin_step()
         optimizers.stepped.add(index)
         self.fresh = None if self.fresh is None else False
-        self.last_attempt = self.logged.step = self.number
-        if not self.logged.numbered:
+        logged = self.logged
+        self.last_attempt = logged.step = self.number
+        if logged.numbered or (self.number > LISTENED and not logged.heard):
+            logged.place = None
+        else:
             frame: FrameType | None = sys._getframe(1)
-            place = self.logged.place = []
+            place = logged.place = []
             while frame is not None:  # as `step_over` does, at two calls less in every step
                 place.append((id(frame), id(frame.f_code), frame.f_lasti))
                 frame = frame.f_back

@@ -484,6 +484,12 @@ class Counting(Protocol):
     fresh: bool | None
 
 
+LISTENED = 200
+"""Steps after which nobody looks up any more where a script is that has logged nothing so far: it takes as long as the rest
+of a short step's bookkeeping. Should it begin to log later, its first value belongs to the last step, and from there on they
+are told apart again."""
+
+
 class LoggedSteps:
     """Where in the script the last update was made, or attempted, and what is logged before or behind it.
 

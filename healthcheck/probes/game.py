@@ -321,6 +321,9 @@ class LossBalanceProbe:
     they have no zero to go to, but for the saturating loss of a generator, which comes up to it from below. Nobody wins
     by a regression: the critic of an actor that learns to tell returns has a small loss, and is no discriminator (whose
     targets are one number for all that is real, and one for all that is not).
+
+    One answer a step, at its first update, from all updates since the answer before: two samples of one series in a step would
+    have to be sorted one by one wherever samples are judged.
     """
 
     name = "loss-balance"
@@ -349,7 +352,11 @@ class LossBalanceProbe:
         self._indices: set[int] = set()
         """Optimizers that have made an update with a loss of their own."""
         self._given: dict[int, int] = {}
-        """Step of the last answer, by optimizer."""
+        """Step of the last update, by optimizer."""
+        self._said = -1
+        """Step of the last answer: one is given at the first update of each."""
+        self._unsaid: list[tuple[int, Any, Any]] = []
+        """Updates since the one before: which optimizer, its loss, and whether its targets differ."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.row is not None:
@@ -385,7 +392,13 @@ class LossBalanceProbe:
             self.events_from = 0
         if len(self._indices) < 2:
             return ()
-        one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
+        unsaid = self._unsaid
+        unsaid.append((index, loss, differ))
+        if step == self._said:
+            return ()
+        self._said, self._unsaid = step, []
+        indices, losses, differ_ = zip(*unsaid, strict=True)
+        one_sided = calculate(partial(self._judge, indices), *losses, *differ_)  # in the order of the steps
         starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides
         return (
             Sample("loss.one_sided", step, one_sided, time=time),
@@ -397,12 +410,14 @@ class LossBalanceProbe:
         sides = self._sides.values()
         return len(self._indices) > 1 and (len(sides) < len(self._indices) or any(s.count <= FIRST for s in sides))
 
-    def _judge(self, index: int, loss: float, differ: float) -> float:
-        if loss - loss == 0.0:  # the rule on the loss itself names the others
-            side = self._sides.get(index)
-            if side is None:
-                side = self._sides[index] = _Side()
-            side.add(loss, differ)
+    def _judge(self, indices: Sequence[int], *numbers: float) -> float:
+        """:param numbers: the loss of each update, then whether the targets of each differ."""
+        for index, loss, differ in zip(indices, numbers, numbers[len(indices) :], strict=False):
+            if loss - loss == 0.0:  # the rule on the loss itself names the others
+                side = self._sides.get(index)
+                if side is None:
+                    side = self._sides[index] = _Side()
+                side.add(loss, differ)
         growth = 0.0
         for winner in self._sides.values():
             if winner.won:

@@ -25,7 +25,7 @@ from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import SUGGESTIONS, Draft, Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, no_such, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
-from healthcheck.rulelang.rule import Origin, Rule, RuleSet, without_secrets
+from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
 from healthcheck.rulelang.settings import parse_setting
@@ -242,7 +242,7 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
 def _written(draft: Draft, off: bool, without: Iterable[str] = ()) -> dict[str, Any]:
     body = {key: entry.value for key, entry in draft.entries.items() if key != "enabled" and key not in without}
     for key in WORDS & body.keys():
-        body[key] = without_secrets(str(body[key]))
+        body[key] = draft.entries[key].words
     return {**body, "enabled": False} if off else body
 
 

@@ -60,6 +60,11 @@ class Document:
     renamed: dict[KeyPath, str] = field(default_factory=dict)
     """Path of a key that is read as another one -> the key as it is written."""
 
+    @property
+    def shipped(self) -> bool:
+        """Whether this is a pack of this distribution: nobody has written a secret into it."""
+        return not self.own and self.path.startswith("healthcheck:")
+
     def mark(self, where: KeyPath, *, key: bool = False) -> Mark | None:
         """The place of a value, or with ``key`` of the key itself; the nearest parent's if absent."""
         if self.root is None:

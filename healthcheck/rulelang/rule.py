@@ -484,19 +484,22 @@ class TemplateError(ValueError):
 
 
 class Template:
-    """A compiled message: call it with a mapping of placeholders."""
+    """A compiled message: call it with a mapping of placeholders.
+
+    :param secrets: whether there may be some, which are not shown.
+    """
 
     __slots__ = ("_pieces", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, secrets: bool = True) -> None:
         self.text = text
-        self._pieces: list[str | tuple[str, str]] = _compile(text)
+        self._pieces: list[str | tuple[str, str]] = _compile(text, secrets)
 
     def __call__(self, values: Mapping[str, Any]) -> str:
         return "".join(p if isinstance(p, str) else _render(p[0], p[1], values.get(p[0])) for p in self._pieces)
 
 
-def _compile(text: str) -> list[str | tuple[str, str]]:
+def _compile(text: str, secrets: bool) -> list[str | tuple[str, str]]:
     if len(text) > MAX_LENGTH:
         raise TemplateError(f"the message has {len(text)} characters; at most {MAX_LENGTH}", 0, 1)
     pieces: list[str | tuple[str, str]] = []
@@ -517,7 +520,7 @@ def _compile(text: str) -> list[str | tuple[str, str]]:
         else:
             pieces.append(_placeholder(inner, found.start(), len(whole)))
     pieces.append(text[at:])
-    return [redact_text(p) if isinstance(p, str) else p for p in pieces if p]
+    return [redact_text(p) if secrets and isinstance(p, str) else p for p in pieces if p]
 
 
 def without_secrets(text: str) -> str:
@@ -573,7 +576,7 @@ def default_message(sentence: str, *, judges_nonfinite: bool) -> Callable[[Mappi
 
     A value that is not a number has no score, so then it only says that.
     """
-    usual, plain = Template(sentence), Template("{series} is {value}")
+    usual, plain = Template(sentence, secrets=False), Template("{series} is {value}", secrets=False)
     if judges_nonfinite:
         return usual
 

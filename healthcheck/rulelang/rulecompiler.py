@@ -30,7 +30,6 @@ from healthcheck.rulelang.rule import (
     Template,
     TemplateError,
     default_message,
-    without_secrets,
 )
 
 FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
@@ -154,8 +153,8 @@ class RuleCompiler:
             error_after=self._error_after(severity),
             actions=actions,
             message=message,
-            hint=without_secrets(_one_line(draft.value("hint", ""))),
-            docs=without_secrets(str(draft.value("docs", ""))),
+            hint=_one_line(draft.words("hint")),
+            docs=draft.words("docs"),
             tags=tuple(draft.value("tags", ())),
             kind=Kind.parse(draft.value("kind", "measure")),
             holds_back=tuple(draft.value("holds_back", ())),
@@ -358,7 +357,7 @@ class RuleCompiler:
             sentence = condition.sentence if condition else ""
             return default_message(sentence, judges_nonfinite=bool(condition and condition.judges_nonfinite))
         try:
-            return Template(str(entry.value))
+            return Template(str(entry.value), secrets=not entry.document.shipped)
         except TemplateError as error:
             self.problems.append(
                 entry.document.problem(

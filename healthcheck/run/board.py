@@ -254,12 +254,16 @@ class ProbeBoard:
             if (probe.looks_from > step) is (look in self.looks):  # type: ignore[attr-defined]
                 self._choose_looks(step)
         self.quiet_from, self.busy_at = step, 0
-        if rows and not hit and not self.measures_device and wanted.isdisjoint(self._within):
+        busy = self._plans.busy
+        if rows and not hit & busy and not self.measures_device and wanted.isdisjoint(self._within):
+            if hit:
+                self._demand.due_now = (self._plans.known.get((0, True)) or self._plans.make(0, True)).due
             # The first step after this one that is not like it.
             if self.device_time is not None:
                 woken = min(woken, step + self.device_time.every - self._steps % self.device_time.every)
-            for every, ahead, _ in self._plans.marks:
-                woken = min(woken, step + every - (step + ahead) % every)
+            for every, ahead, bit in self._plans.marks:
+                if bit & busy:
+                    woken = min(woken, step + every - (step + ahead) % every)
             self.busy_at = woken
 
     def _choose_looks(self, step: int) -> None:

@@ -134,6 +134,9 @@ class StepPlans:
     def __init__(self, demand: RuleDemand) -> None:
         self.marks: list[tuple[int, int, int]] = []
         """``(every, ahead, bit)``: hit where ``step + ahead`` is a multiple of ``every``."""
+        self.busy = 0
+        """Bits of the marks at which somebody has to be called, or to know what is due, in a step that is noted in rows. At the
+        others some metric is due that its probe works out from the rows, or at an event that it pauses for."""
         self.known: dict[tuple[int, bool], StepPlan] = {}
         """By the marks that a step hits, and whether it is noted in rows."""
         self.row_calls: list[RowCall] = []
@@ -183,6 +186,15 @@ class StepPlans:
                 hear = [p for p in listed if not (rows and kind in _noted(p)) and not _idle(p, kind)]
                 if hear:
                     calls[kind] = [call(probe, kind, rows) for probe in hear]
+        self.busy = 0
+        for called in self._calls[True].values():
+            for one in called:
+                self.busy |= one.marks
+        due = dict(self._due)
+        for probe in wired.values():
+            if hasattr(probe, "look") or hasattr(probe, "look_at_batch"):
+                for metric in probe.provides:
+                    self.busy |= due.get(metric.key, 0)
         self.known.clear()
         self.row_calls, self.looks, self.look_pauses, self.batch_looks = [], [], [], []
         for probe in wired.values():

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from healthcheck.core import protocols
-from healthcheck.core.alerts import Alert, Missing, Verdict
+from healthcheck.core.alerts import Alert, Verdict
 from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import PAUSES, Event, EventKind
@@ -33,7 +33,7 @@ from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
-from healthcheck.rulelang.rule import Cause, Mute, RuleSet
+from healthcheck.rulelang.rule import Mute, RuleSet
 from healthcheck.rulelang.sources import RuleLayers
 from healthcheck.run.actor import Actor, Agreement, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
@@ -42,7 +42,7 @@ from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.judge import JUDGED_AT, Judge, Mailbox, acted_upon
 from healthcheck.run.performance import Performance
-from healthcheck.run.unjudged import why_unjudged
+from healthcheck.run.unjudged import reasons_of
 from healthcheck.run.untimed import Untimed
 from healthcheck.run.watchdog import Watchdog
 
@@ -556,15 +556,11 @@ class Session:
             return int(self.report["exit_code"])
         return live_end(self._judged_run(), Ending(), self._verdicts()).code
 
-    def reason_without_data(self, rule: Cause) -> Missing:
-        """Why a rule's metric gave no sample."""
-        return why_unjudged(self, rule, self._capabilities())
-
     def _capabilities(self) -> Capabilities | None:
         return None if self.controls is None else self.controls.capabilities
 
     def _verdicts(self) -> list[Verdict]:
-        return verdicts(self.engine, self.reason_without_data, self._not_judged, steps=self.step)
+        return verdicts(self.engine, reasons_of(self, self._capabilities()), self._not_judged, steps=self.step)
 
     def _judged_run(self) -> JudgedRun:
         """This run, as the report needs it."""

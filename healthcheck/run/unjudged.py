@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from healthcheck.core.alerts import Missing
@@ -18,7 +19,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities, Probe
 from healthcheck.core.samples import Metric
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.summary import too_short
+from healthcheck.engine.summary import WhyNoData, too_short
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Cause, Derived
 from healthcheck.rulelang.sources import is_pack_name
@@ -107,6 +108,8 @@ class UnjudgedReasons:
     :param registry: which probe provides a metric, and what it needs.
     :param quarantined: whether an owner was switched off after errors.
     :param called: whether a probe, by its name, was ever shown what it looks at.
+
+    Made for one look at a run: what its samples and events have met is found out once.
     """
 
     def __init__(
@@ -123,6 +126,8 @@ class UnjudgedReasons:
         self._registry = registry
         self._quarantined = quarantined
         self._called = called
+        self._met: set[str] | None = None
+        """Needs of metrics that this run has met."""
 
     def why(self, rule: Cause, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
         """Why a rule was not judged.
@@ -189,6 +194,10 @@ class UnjudgedReasons:
         """Needs of a metric that this run did not meet: no metric with the same need gave samples, no event says so."""
         if not metric.needs:
             return []
+        met = self._met = self._what_is_met(seen) if self._met is None else self._met
+        return [need for need in metric.needs if need not in met]
+
+    def _what_is_met(self, seen: Collection[EventKind]) -> set[str]:
         engine = self._engine
         names = {state.cause.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
         met = {need for known in self._registry.metrics.values() if known.name in names for need in known.needs}
@@ -199,7 +208,7 @@ class UnjudgedReasons:
             met.add("the graph of the loss")
         if sys.platform.startswith("linux"):
             met.add("linux")
-        return [need for need in metric.needs if need not in met]
+        return met
 
 
 def _never_logged(names: list[str]) -> Missing:
@@ -208,8 +217,8 @@ def _never_logged(names: list[str]) -> Missing:
     return Missing(f"nothing logged {shown}", f"log {shown}", applies=False)
 
 
-def why_unjudged(session: Any, rule: Cause, capabilities: Capabilities | None) -> Missing:
-    """Why a rule of a live run was not judged; see :meth:`UnjudgedReasons.why`."""
+def reasons_of(session: Any, capabilities: Capabilities | None) -> WhyNoData:
+    """Why a rule of a live run was not judged, as far as it has come; see :meth:`UnjudgedReasons.why`."""
     reasons = UnjudgedReasons(
         session.engine,
         derived=session.rules.derived,
@@ -217,4 +226,4 @@ def why_unjudged(session: Any, rule: Cause, capabilities: Capabilities | None) -
         quarantined=session.dispatch.is_quarantined,
         called=session.board.was_called,
     )
-    return reasons.why(rule, step=session.step, capabilities=capabilities, seen=session.event_cost.keys())
+    return partial(reasons.why, step=session.step, capabilities=capabilities, seen=session.event_cost.keys())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from healthcheck.instrument.step_rows import LISTENED
+
 pytestmark = pytest.mark.slow
 
 HEAD = """
@@ -109,3 +111,24 @@ def test_values_belong_to_the_turn_of_the_loop_that_logs_them(
     assert {step for rule, step in fired[0]} <= {7, 8, 9}
     why = healthcheck_warm("why", "a", **here)
     assert "fired at step 7" in why.stdout
+
+
+def test_a_script_that_begins_to_log_late_gives_its_first_value_to_the_step_before_and_no_other(
+    healthcheck_warm: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Until then nobody has looked up where in the script its updates are made."""
+    first = LISTENED + 10
+    body = f"""
+        for i in range(1, {first + 31}):
+            if i >= {first} and i % 10 == 0: log(a=float(i))
+            optimizer.zero_grad(); model(torch.ones(8, 4)).pow(2).mean().backward(); optimizer.step()
+            if i >= {first} and i % 10 == 0: log(b=float(i))
+    """
+    (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(body))
+    (tmp_path / "rules.yaml").write_text(RULES["alone"])
+    assert healthcheck_warm("run", "--rules", "rules.yaml", "train.py").returncode == 0
+    lines = (tmp_path / "runs" / "latest" / "samples.jsonl").read_text().splitlines()
+    logged = {(name, value): row["step"] for row in map(json.loads, lines) for name, value in row.get("m", {}).items()}
+    steps = [first, first + 10, first + 20, first + 30]
+    assert [logged["a", float(step)] for step in steps] == [first - 1, *steps[1:]]
+    assert [logged["b", float(step)] for step in steps] == steps

@@ -104,3 +104,14 @@ def test_a_critic_that_fits_its_values_has_not_won_but_a_discriminator_with_one_
     for _ in range(60):
         said += game.play(distance(0.001, targets), 7.0)
     assert said[-1] == pytest.approx(told, abs=0.1)
+
+
+def test_one_answer_is_given_in_a_step_and_no_update_is_lost_between_them() -> None:
+    game, twin = Game(), Game()
+    for _ in range(30):
+        assert game.play(1.4, 0.7) == twin.play(1.4, 0.7) == [0.0]
+    for turn in range(60):
+        said = game.play(0.001, 7.0)
+        twin.play(0.001, 7.0 if turn % 2 else 3.5)
+    assert said == [pytest.approx(10, abs=0.1)]
+    assert 5 < twin.watched.last("loss.one_sided") < 10

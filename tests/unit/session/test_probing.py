@@ -485,3 +485,29 @@ def test_where_something_happens_those_are_called_who_otherwise_read_rows() -> N
         watching.sample(Event(EventKind.LOSS, 5), 5.0, [])
         assert (called(probe, EventKind.LOSS) == [5]) is wakes
         assert (EventKind.LOSS in watching.wanted) is wakes
+
+
+def until(probe: Listening, **every: int) -> int:
+    """Where steps are noted in rows: the step after the third before which nothing has to be worked out."""
+    watching = board(probe, **every)
+    watching.begin_step(3, rows=True)
+    return watching.busy_at
+
+
+def test_a_step_is_passed_over_where_only_a_metric_is_due_that_comes_from_rows_or_from_one_who_rests() -> None:
+    resting = {"events_from": 100}
+    assert until(Reading(**resting), a=5) == 100
+    # Somebody is called at that pace, or looks at updates and has to know what is due.
+    assert until(Reading(**resting, only_when_due=STEP), a=5) == 5
+    assert until(Reading(**resting, look=lambda row, update: None), a=5) == 5
+    assert until(Reading(**resting, look=lambda row, update: None), a=5, of_nobody=4) == 5
+
+
+def test_once_somebody_wakes_in_a_step_it_knows_all_that_is_due_there() -> None:
+    probe = Reading(events_from=10)
+    watching = board(probe, a=5, b=7)
+    watching.begin_step(3, rows=True)
+    assert watching.busy_at == 10
+    watching.begin_step(10, rows=True)
+    assert EventKind.LOSS in watching.wanted
+    assert watching._demand.due_now == {"a"}

@@ -447,16 +447,13 @@ class StepMachine:
             self.begin_step()
         optimizers.stepped.add(index)
         self.fresh = None if self.fresh is None else False
-        logged = self.logged
-        self.last_attempt = logged.step = self.number
-        if logged.numbered or (self.number > LISTENED and not logged.heard):
-            logged.place = None
-        else:
-            frame: FrameType | None = sys._getframe(1)
-            place = logged.place = []
-            while frame is not None:  # as `step_over` does, at two calls less in every step
-                place.append((id(frame), id(frame.f_code), frame.f_lasti))
-                frame = frame.f_back
+        self.last_attempt = self.logged.step = self.number
+        looked_up = not self.logged.numbered and (self.logged.heard or self.number <= LISTENED)
+        frame: FrameType | None = sys._getframe(1) if looked_up else None
+        place = self.logged.place = []
+        while frame is not None:  # as `step_over` does, at two calls less in every step
+            place.append((id(frame), id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
         return plan
 
     def _met(self, optimizer: Any) -> None:

@@ -485,9 +485,8 @@ class Counting(Protocol):
 
 
 LISTENED = 200
-"""Steps after which nobody looks up any more where a script is that has logged nothing so far: it takes as long as the rest
-of a short step's bookkeeping. Should it begin to log later, its first value belongs to the last step, and from there on they
-are told apart again."""
+"""Steps after which nobody looks up any more where a script is that has logged nothing so far: that walks the whole stack at every
+update. Should it begin to log later, its first value belongs to the last step; those after it to their own."""
 
 
 class LoggedSteps:
@@ -499,8 +498,9 @@ class LoggedSteps:
     def __init__(self, machine: Counting, *, numbered: bool) -> None:
         self._machine = machine
         self.numbered = numbered
-        self.place: Place | None = None
-        """Where the last update was attempted, noted by whoever counts; None where a framework says when its steps are over."""
+        self.place: Place = []
+        """Where the last update was attempted, noted by whoever counts; empty where a framework says when its steps are over,
+        and where nobody has looked."""
         self.step = 0
         """Of that update."""
         self.heard = False
@@ -510,19 +510,20 @@ class LoggedSteps:
     def step_over(self, step: int) -> None:
         """A step is said to be over, by who has called us."""
         self.step = step
-        self.place = None if self.numbered else _place(sys._getframe(1))
+        looked_up = not self.numbered and (self.heard or step <= LISTENED)
+        self.place = _place(sys._getframe(1)) if looked_up else []
 
     def left_out(self, step: int) -> None:
         """An update of a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
         should it begin to log in such a step, what it logs until the next update belongs to the last one."""
         self.step = step
-        self.place = _place(sys._getframe(1)) if self.heard else None
+        self.place = _place(sys._getframe(1)) if self.heard else []
 
     def now(self) -> int:
         """The step of a value that is logged now, from 1."""
         machine, last = self._machine, self.step
         self.heard = True
-        if self.place is None or self.numbered:
+        if not self.place or self.numbered:
             return max(1, machine.number)
         if machine.number > last and machine.fresh:
             return last + 1  # the next step's pass has begun: of several that make one update, perhaps

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ from healthcheck.run.watchdog import Watchdog
 from healthcheck.testing import FakeTrainer, open_test_session
 
 
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """As in a terminal: a shell starts what it runs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def caught(function: Callable[[], Any]) -> BaseException:
     try:
         function()
@@ -38,6 +46,7 @@ def spin() -> None:
         pass
 
 
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_is_told_from_a_plugin_that_raises_the_same() -> None:
     def pressed() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -73,6 +82,7 @@ class Interrupted:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_while_a_plugin_runs_ends_the_training() -> None:
     session = open_test_session(callbacks=[Interrupted()])
     with pytest.raises(KeyboardInterrupt):

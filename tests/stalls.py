@@ -74,13 +74,14 @@ class Controller:
             self._thread.join()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _workers(self) -> dict[str, dict[str, Any]]:
+        """What each of them has noted last."""
+        files = [path for path in self.folder.iterdir() if not path.suffix]
+        return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
     def _watch(self) -> None:
         while not self._over.wait(PATIENCE / 60):
-            workers = {
-                path.name: json.loads(path.read_text(encoding="utf-8"))
-                for path in self.folder.iterdir()
-                if not path.suffix
-            }
+            workers = self._workers()
             silent = {name: one for name, one in workers.items() if time.time() - one["since"] > PATIENCE}
             hanging = {name: one for name, one in silent.items() if one["test"]}
             if hanging:
@@ -100,10 +101,10 @@ class Controller:
         print("Threads of the process that hands out tests:", file=out, flush=True)
         faulthandler.dump_traceback(out)
         out.flush()
-        workers = [json.loads(p.read_text(encoding="utf-8"))["pid"] for p in self.folder.iterdir() if not p.suffix]
+        workers = self._workers()
         shutil.rmtree(self.folder, ignore_errors=True)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        for one in workers.values():
+            os.kill(one["pid"], signal.SIGKILL)
         os._exit(code)
 
 

@@ -14,10 +14,8 @@ that announces its steps (:mod:`healthcheck.instrument.sources`). Nothing else c
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
@@ -447,13 +445,11 @@ class StepMachine:
             self.begin_step()
         optimizers.stepped.add(index)
         self.fresh = None if self.fresh is None else False
-        self.last_attempt = self.logged.step = self.number
-        looked_up = not self.logged.numbered and (self.logged.heard or self.number <= LISTENED)
-        frame: FrameType | None = sys._getframe(1) if looked_up else None
-        place = self.logged.place = []
-        while frame is not None:  # as `step_over` does, at two calls less in every step
-            place.append((id(frame), id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
+        self.last_attempt = self.number
+        if self.logged.heard or self.number <= LISTENED:
+            self.logged.step_over(self.number)
+        else:  # as that does, at a call less in most steps
+            self.logged.step, self.logged.place = self.number, []
         return plan
 
     def _met(self, optimizer: Any) -> None:

@@ -242,7 +242,7 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
 def _written(draft: Draft, off: bool, without: Iterable[str] = ()) -> dict[str, Any]:
     body = {key: entry.value for key, entry in draft.entries.items() if key != "enabled" and key not in without}
     for key in WORDS & body.keys():
-        body[key] = draft.entries[key].words
+        body[key] = draft.words(key)
     return {**body, "enabled": False} if off else body
 
 

@@ -53,17 +53,14 @@ class Document:
     """Where relative names in ``extends`` start."""
     own: bool = True
     """False for packs: their keys give way to a profile's defaults."""
+    shipped: bool = False
+    """Whether this is a pack of this distribution: nobody has written a secret into it."""
     layer: int = 0
     """0 for what the run was opened with; others count up in the order in which they joined it."""
     named: bool = False
     """Whether a person names this pack, in `extends` of a file of theirs or on the command line."""
     renamed: dict[KeyPath, str] = field(default_factory=dict)
     """Path of a key that is read as another one -> the key as it is written."""
-
-    @property
-    def shipped(self) -> bool:
-        """Whether this is a pack of this distribution: nobody has written a secret into it."""
-        return not self.own and self.path.startswith("healthcheck:")
 
     def mark(self, where: KeyPath, *, key: bool = False) -> Mark | None:
         """The place of a value, or with ``key`` of the key itself; the nearest parent's if absent."""

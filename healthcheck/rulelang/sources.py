@@ -245,7 +245,7 @@ def load_pack(name: str, registry: Registry) -> Document:
     frozen = newest.with_name(f"{newest.stem}@{version}{newest.suffix}") if version else None
     path = frozen if frozen is not None and os.path.isfile(frozen) else newest
     document = load_file(path, shown=name)
-    document.own = False
+    document.own, document.shipped = False, owner == BUILTIN
     if version and path is newest and pack_version(document) != int(version):
         raise PackError(f'"{owner}:{short}" has no version {version}; the newest is {pack_version(document)}')
     return document

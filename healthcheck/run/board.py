@@ -257,7 +257,7 @@ class ProbeBoard:
         busy = self._plans.busy
         if rows and not hit & busy and not self.measures_device and wanted.isdisjoint(self._within):
             if hit:
-                self._demand.due_now = (self._plans.known.get((0, True)) or self._plans.make(0, True)).due
+                self._demand.due_now = self._plans.nothing_due.due
             # The first step after this one that is not like it.
             if self.device_time is not None:
                 woken = min(woken, step + self.device_time.every - self._steps % self.device_time.every)
@@ -278,7 +278,7 @@ class ProbeBoard:
         """
         alone, self._fault = step > self._fault + 1, step
         if alone and self._steps > LOOKED_AT_FIRST:
-            self._plan = plan = self._plans.known.get((0, True)) or self._plans.make(0, True)
+            self._plan = plan = self._plans.nothing_due
             self._demand.due_now = plan.due
             self._paused.update([key for _, _, key in plan.pausing])
             self.wanted.clear()

@@ -191,10 +191,6 @@ class StepPlans:
             for one in called:
                 self.busy |= one.marks
         due = dict(self._due)
-        for probe in wired.values():
-            if hasattr(probe, "look") or hasattr(probe, "look_at_batch"):
-                for metric in probe.provides:
-                    self.busy |= due.get(metric.key, 0)
         self.known.clear()
         self.row_calls, self.looks, self.look_pauses, self.batch_looks = [], [], [], []
         for probe in wired.values():
@@ -210,6 +206,9 @@ class StepPlans:
                         self.look_pauses.append((probe, self.looks[-1]))
                 if hasattr(probe, "look_at_batch"):
                     self.batch_looks.append((probe.name, probe.look_at_batch))
+                if hasattr(probe, "look") or hasattr(probe, "look_at_batch"):
+                    for metric in probe.provides:
+                        self.busy |= due.get(metric.key, 0)
 
     def wake(self) -> None:
         """End every pause that has to do with optimizers; who has said that it is done for good stays so."""
@@ -228,6 +227,11 @@ class StepPlans:
         if 1 in everies:
             return set()
         return {(every, ahead) for every in everies for ahead in range(getattr(probe, "steps_ahead", 0) + 1)}
+
+    @property
+    def nothing_due(self) -> StepPlan:
+        """The plan of a step that is noted in rows and hits no mark."""
+        return self.known.get((0, True)) or self.make(0, True)
 
     def make(self, hit: int, rows: bool) -> StepPlan:
         """The plan of all steps that hit these marks; whoever asks has not found it in :attr:`known`."""
